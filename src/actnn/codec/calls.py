@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,24 @@ from actnn.codec import executors, ops, reference
 from actnn.codec.arguments import check, check_group
 from actnn.codec.codes import MOST_BITS, Codes, Key
 from actnn.codec.memory_order import dense, in_rows, rows_of
+
+Decode: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+class Coder(NamedTuple):
+    """How tensors of one size and layout are encoded.
+
+    Attributes:
+        encode: (tensor, state of the noise, id of the tensor) -> data and parameters.
+        decode: (data, parameters) -> the tensor.
+        shape: Its shape.
+        strides: Its strides.
+    """
+
+    encode: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    decode: Decode
+    shape: torch.Size
+    strides: tuple[int, ...]
 
 
 def encode(
@@ -78,6 +99,56 @@ def decode(codes: Codes) -> Tensor:
     else:
         v = executors.decode_flat(data, params, bits, group, n, dtype)
     return v.as_strided(codes.shape, codes.strides)
+
+
+def decoder_of(codes: Codes) -> Decode:
+    """Return a function that decodes data and parameters like those of codes."""
+    bits, group, shape, strides = codes.bits, codes.group, codes.shape, codes.strides
+    dtype, ends = codes.dtype, codes.ends
+
+    def run(data: Tensor, params: Tensor) -> Tensor:
+        return decode(Codes(data, params, bits, group, shape, strides, dtype, ends))
+
+    return run
+
+
+def coder_of(x: Tensor, bits: int, group: int, stochastic: bool) -> Coder:
+    """Return how tensors of one size and layout are encoded with equal bits.
+
+    Args:
+        x: A tensor of these. On a GPU, the others begin at a multiple of 16 bytes if it does.
+        bits: Bits of a code.
+        group: Elements of a group.
+        stochastic: Whether codes are rounded stochastically.
+    """
+    x = dense(x)
+    shape, strides, dtype = x.shape, x.stride(), x.dtype
+
+    def encode_any(x: Tensor, state: Tensor, tensor: int) -> tuple[Tensor, Tensor]:
+        codes = encode(x, bits, Key(state, tensor), group=group, stochastic=stochastic)
+        return codes.data, codes.params
+
+    def decode_any(data: Tensor, params: Tensor) -> Tensor:
+        return decode(Codes(data, params, bits, group, shape, strides, dtype))
+
+    found = executors.coder_on_gpu(x, bits, group, stochastic)
+    if found is None:
+        return Coder(encode_any, decode_any, shape, strides)
+    encode_here, decode_here = found
+    index, current = x.device.index, torch._C._cuda_getDevice
+    modes = torch._C._len_torch_dispatch_stack
+
+    def encode_fast(x: Tensor, state: Tensor, tensor: int) -> tuple[Tensor, Tensor]:
+        if modes() or current() != index:
+            return encode_any(x, state, tensor)
+        return encode_here(x, state, tensor)
+
+    def decode_fast(data: Tensor, params: Tensor) -> Tensor:
+        if modes() or current() != index:
+            return decode_any(data, params)
+        return decode_here(data, params)
+
+    return Coder(encode_fast, decode_fast, shape, strides)
 
 
 def group_ranges(x: Tensor, group: int = 256) -> Tensor:

@@ -86,6 +86,46 @@ def decode_flat(
     return x
 
 
+def coder_on_gpu(
+    x: Tensor, bits: int, group: int, stochastic: bool
+) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]] | None:
+    """Return functions of native code that encode and decode tensors of one size and layout.
+
+    Args:
+        x: A dense tensor of these; the others begin at a multiple of 16 bytes if it does.
+        bits: Bits of a code.
+        group: Elements of a group.
+        stochastic: Whether codes are rounded stochastically.
+
+    Returns:
+        A function of a tensor, the state of the noise and the id of the tensor that returns data
+        and parameters; and a function of these that returns the tensor. Both expect the GPU of the
+        tensors to be the current one. None if no kernel can run there.
+    """
+    shape, strides, dtype, device, n = x.shape, x.stride(), x.dtype, x.device, x.numel()
+    if executor_of(device) != "cuda" or not n:
+        return None
+    make_data, make_params = _makers(n, bits, group, device)
+    make = maker(shape, device, dtype, sorted(range(x.dim()), key=lambda i: -strides[i]))
+    same = (dtype, bits, group)
+    start_encode = cuda.launch_of("encode", *same, stochastic, cuda.in_tiles(x), 1, n, device)
+    # what is allocated begins at a multiple of 512 bytes
+    start_decode = cuda.launch_of("decode", *same, False, n < cuda.MOST_IN_TILES, 1, n, device)
+    as_made = make().stride() == strides  # strides of dimensions of one element may be any
+
+    def encode(x: Tensor, state: Tensor, tensor: int) -> tuple[Tensor, Tensor]:
+        data, params = make_data(), make_params()
+        start_encode(x, data, params, state, None, None, 0, tensor)
+        return data, params
+
+    def decode(data: Tensor, params: Tensor) -> Tensor:
+        x = make()
+        start_decode(x, data, params, None, None, None, 0, 0)
+        return x if as_made else x.as_strided(shape, strides)
+
+    return encode, decode
+
+
 def sums_of(bits: Tensor) -> tuple[Tensor, Tensor]:
     """Return bits of samples in 1..8, and their inclusive sums: int64 (samples,)."""
     if len(bits) and executor_of(bits.device) == "cuda":

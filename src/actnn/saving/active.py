@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
-from actnn.saving.held import Held, View
+from actnn.saving import _native
 from actnn.saving.step import Step
 from actnn.saving.uncompiled import uncompiled
 
@@ -20,15 +20,24 @@ class _Active(threading.local):
     def __init__(self) -> None:
         self.steps: list[tuple[Step, saved_tensors_hooks | None]] = []
 
+    def begin(self, step: Step, hooks: saved_tensors_hooks | None) -> None:
+        """Begin the forward of a step."""
+        self.steps.append((step, hooks))
+        _native.begin(step)
+
+    def end(self) -> tuple[Step, saved_tensors_hooks | None]:
+        """End the forward of the innermost step, and return it."""
+        _native.end()
+        return self.steps.pop()
+
 
 ACTIVE = _Active()
 _transforms = torch._C._functorch.peek_interpreter_stack
 _innermost_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
-def pack_in_step(tensor: torch.Tensor) -> Held | View:
-    """Pack a tensor in the step whose forward is running."""
-    return ACTIVE.steps[-1][0].pack(tensor)
+pack_in_step = _native.pack
+"""Packs a tensor in the step whose forward is running."""
 
 
 def active_step() -> Step | None:

@@ -15,10 +15,11 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn.utils.parametrize import ParametrizationList
 
 from actnn.codec import executors, ops
+from actnn.saving import _native
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
@@ -61,15 +62,11 @@ class GraphHooks:
         self._paths = paths
         self._ids = count()
 
-        def pack(_: fx.GraphModule, x: Any) -> Any:
-            plain = type(x) is Tensor or type(x) is nn.Parameter
-            return pack_in_step(x) if plain or traced_node() is None else self._pack(x)
+        def pack(x: Any) -> Any:
+            return pack_in_step(x) if traced_node() is None else self._pack(x)
 
-        def unpack(_: fx.GraphModule, held: Any) -> Any:
-            return _unpack(held) if isinstance(held, (Tensor, tuple)) else held.unpack()
-
-        self.pack = _graph_of(self._pack, pack)
-        self.unpack = _graph_of(_unpack, unpack)
+        self.pack = _graph_of(self._pack, _native.Pack(uncompiled(pack)))
+        self.unpack = _graph_of(_unpack, _native.Unpack(uncompiled(_unpack)))
 
     def _pack(self, x: Any) -> Any:
         """Return a traced tensor as it is held: itself, or a tuple that `_unpack` understands."""
@@ -123,9 +120,7 @@ class GraphHooks:
         return ""
 
 
-def _graph_of(
-    traced: Callable[[Any], Any], run: Callable[[fx.GraphModule, Any], Any]
-) -> fx.GraphModule:
+def _graph_of(traced: Callable[[Any], Any], run: Callable[[Any], Any]) -> fx.GraphModule:
     """Return a hook as a graph.
 
     Args:
@@ -140,7 +135,7 @@ def _graph_of(
     graph.output(graph.call_function(actnn_hook, (graph.placeholder("saved"),)))
     module = fx.GraphModule({}, graph)
     # Each GraphModule has a class of its own. Its own __call__ would cost as much as the hook.
-    type(module).__call__ = uncompiled(run)  # type: ignore[method-assign]
+    type(module).__call__ = staticmethod(run)  # type: ignore[method-assign]
     return module
 
 

@@ -1,4 +1,7 @@
-"""Which saved tensors are held as they are, and why."""
+"""Which saved tensors are held as they are, and why.
+
+Native code follows `known_storages` and `reason_to_keep` (saving/native/step.cpp).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actnn.saving import _native
+
 # Operations that only change the type or the layout. The result for a parameter is a parameter
 # in another form: rounding it would make gradients of inputs inexact.
-_FORMS = frozenset(
+FORMS: frozenset[str] = frozenset(
     name + "Backward0"
     for name in "ToCopy T Transpose Permute View UnsafeView ReshapeAlias Clone Expand "
     "Unsqueeze Squeeze Alias".split()
@@ -81,7 +86,7 @@ def reason_to_keep(tensor: Tensor, known: dict[int, str], storage: int) -> str |
         return kind if base is tensor else f"view of a {kind}"
     if not tensor.is_floating_point():
         return "not floating point"
-    return _weight_reason(base) if tensor.requires_grad else "without gradient"
+    return weight_reason(base) if tensor.requires_grad else "without gradient"
 
 
 def alive_anyway(reason: str) -> bool:
@@ -91,13 +96,14 @@ def alive_anyway(reason: str) -> bool:
 
 def mark_computed(weight: Tensor) -> None:
     """Say that a tensor is a weight that was computed from parameters; so are its copies."""
+    _native.mark_computed()
     for each in (weight, weight._base):
         node: Any = None if each is None else each.grad_fn
         if node is not None:
             node.metadata[_COMPUTED] = True
 
 
-def _weight_reason(tensor: Tensor) -> str | None:
+def weight_reason(tensor: Tensor) -> str | None:
     """Return which kind of weight a tensor is, also in another type or layout; None if none."""
     node: Any = tensor.grad_fn
     for _ in range(_DEPTH):
@@ -105,22 +111,13 @@ def _weight_reason(tensor: Tensor) -> str | None:
             break
         if _COMPUTED in node.metadata:
             return _COMPUTED
-        if node.name() not in _FORMS:
+        if node.name() not in FORMS:
             break
         node = node.next_functions[0][0]
     is_copy = node is not tensor.grad_fn and isinstance(
         getattr(node, "variable", None), nn.Parameter
     )
     return "copy of a parameter" if is_copy else None
-
-
-def is_attribute(tensor: Tensor, module: nn.Module | None) -> bool:
-    """Whether a module holds a tensor, or that of which it is a view, as a plain attribute.
-
-    Pruning, for one, makes a weight before each forward and leaves it in the module.
-    """
-    base = tensor if tensor._base is None else tensor._base
-    return module is not None and id(base) in map(id, vars(module).values())
 
 
 def op_of(tensor: Tensor) -> str:

@@ -139,8 +139,8 @@ class Saving:
 
     def _refresh_decisions(self) -> None:
         """Forget the decisions of earlier steps if the settings have changed."""
-        found = (self.default, self.policy, self._choices, self.adaptive, self.bits)
-        found += (self.group, self.stochastic)
+        codec = (self.bits, self.group, self.stochastic)
+        found = (self.default, self.policy, self._choices, self.adaptive, codec)
         if found != self._decided_for:
             self._decisions, self._decided_for = _native.Decisions(), found
 

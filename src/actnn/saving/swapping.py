@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copyreg
-from functools import cache
+import inspect
+from functools import cache, update_wrapper
+from types import FunctionType
 from typing import Any, ClassVar
 
 from torch import nn
@@ -18,6 +20,17 @@ class Swapped:
 
     _actnn_mixins: ClassVar[tuple[type[Swapped], ...]] = ()
     _actnn_original: ClassVar[type[nn.Module]]
+    _actnn_effect: ClassVar[str] = ""  # what `print` says of a module
+
+    def _actnn_says(self) -> str:
+        """Return what `print` says of a module, besides what its own class does."""
+        effects = (mixin._actnn_effect for mixin in self._actnn_mixins)
+        return ", ".join(f"actnn: {effect}" for effect in effects if effect)
+
+    def extra_repr(self) -> str:
+        """Return the line of the module's own class, and what actnn does."""
+        own: str = super().extra_repr()  # type: ignore[misc]
+        return ", ".join(filter(None, (own, self._actnn_says())))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time, so that pickle cannot import it by name.
@@ -28,6 +41,19 @@ class Swapped:
         return (_new, (self._actnn_mixins, self._actnn_original, *arguments[1:]), *rest)
 
 
+def _as_original(forward: Any, original: Any) -> FunctionType:
+    """Return a forward under the name, signature, annotations and text of the original.
+
+    Trainers, tracers and exporters read these to learn which inputs a model takes. The code is
+    that of `forward`, so that no call is added.
+    """
+    copied = FunctionType(forward.__code__, forward.__globals__, closure=forward.__closure__)
+    copied.__defaults__, copied.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+    update_wrapper(copied, original)
+    copied.__dict__.update(forward.__dict__, __signature__=inspect.signature(original))
+    return copied
+
+
 @cache
 def _class(mixins: tuple[type[Swapped], ...], original: Any) -> type[nn.Module]:
     names = {
@@ -36,6 +62,7 @@ def _class(mixins: tuple[type[Swapped], ...], original: Any) -> type[nn.Module]:
         "__doc__": original.__doc__,
         "_actnn_mixins": mixins,
         "_actnn_original": original,
+        "forward": _as_original(mixins[0].forward, original.forward),  # type: ignore[attr-defined]
     }
     return type(original.__name__, (*mixins, original), names)
 

@@ -1,0 +1,120 @@
+"""Who reads a model's forward finds its own: signature, names, text and annotations."""
+
+import importlib
+import inspect
+import pkgutil
+import typing
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import ParametrizationList
+
+import actnn
+from actnn.layers.compress import Root
+from actnn.layers.registry import MIXINS
+from actnn.planning.blocks import Checkpointed, CompiledBlock, Unhooked
+from actnn.saving.recompute import Recomputed, Untouched
+from actnn.saving.swapping import Swapped, swap, swap_back
+
+MODELS = (Root, Recomputed, Untouched, CompiledBlock, Unhooked, Checkpointed)
+
+
+class Net(nn.Module):
+    """A forward with all kinds of parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(
+        self, x: torch.Tensor, /, y: int = 3, *rest: int, scale: float = 1.0, **others: float
+    ) -> torch.Tensor:
+        """Say what it does."""
+        return self.inner(x) * scale * y
+
+
+class PlainReLU(nn.ReLU):
+    """A subclass that changes nothing."""
+
+
+def layer(kind):
+    """A module of a class that has a form of its own."""
+    if kind is ParametrizationList:
+        return weight_norm(nn.Linear(4, 4)).parametrizations.weight
+    made = {nn.Conv2d: (2, 2, 3), nn.GRU: (4, 4), nn.LayerNorm: (4,), nn.RMSNorm: (4,)}
+    if "Pool" in kind.__name__:
+        return kind(2)
+    return kind(*made.get(kind, ()))
+
+
+CASES = [
+    *((mixin, Net) for mixin in MODELS),
+    *((mixin, nn.Sequential) for mixin in MODELS),
+    *((Root, kind) for kind in MIXINS),
+    *((mixin, kind) for kind, mixin in MIXINS.items()),
+    (MIXINS[nn.ReLU], PlainReLU),
+]
+
+
+def made(kind):
+    return kind() if kind in (Net, nn.Sequential) else layer(kind)
+
+
+def seen(module):
+    """What readers of a forward see."""
+    forward = module.forward
+    own = inspect.unwrap(type(module).forward)
+    return (
+        inspect.signature(forward),
+        inspect.signature(type(module).forward),
+        inspect.getfullargspec(forward),
+        forward.__name__,
+        forward.__qualname__,
+        forward.__module__,
+        forward.__doc__,
+        forward.__annotations__,
+        typing.get_type_hints(forward),
+        own.__code__.co_varnames,
+    )
+
+
+@pytest.mark.parametrize(("mixin", "kind"), CASES, ids=lambda each: each.__name__)
+def test_a_forward_looks_like_that_of_the_model(mixin, kind):
+    module = made(kind)
+    before = seen(module)
+    swap(module, mixin)
+    assert type(module) is not kind
+    assert seen(module) == before
+    swap_back(module)
+    assert seen(module) == before
+
+
+def test_all_classes_are_among_the_cases():
+    for found in pkgutil.walk_packages(actnn.__path__, "actnn."):
+        importlib.import_module(found.name)
+
+    def below(cls):
+        return {cls}.union(*map(below, cls.__subclasses__()))
+
+    mixins = {each for each in below(Swapped) if not issubclass(each, nn.Module)} - {Swapped}
+    assert mixins - {mixin for mixin, _ in CASES} <= {
+        each for each in mixins if below(each) - {each}
+    }
+
+
+@pytest.mark.parametrize("kind", [each for each in MIXINS if each is not ParametrizationList])
+def test_a_form_takes_its_input_by_the_name_that_the_layer_has_for_it(kind):
+    shapes = {"1d": (2, 2, 8), "2d": (2, 2, 8, 8), "3d": (2, 2, 8, 8, 8)}
+    shape = shapes.get(kind.__name__[-2:].lower(), (3, 2, 4))
+    module, x = layer(kind), torch.randn(shape).requires_grad_()
+    name = next(iter(inspect.signature(module.forward).parameters))
+    actnn.compress(module, bits=32, min_bytes=0)
+    assert isinstance(module, MIXINS[kind])
+    torch.manual_seed(1)
+    a = module(**{name: x})
+    torch.manual_seed(1)
+    b = module(x)
+    a, b = (each[0] if isinstance(each, tuple) else each for each in (a, b))
+    assert torch.equal(a, b)

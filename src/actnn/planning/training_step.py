@@ -17,13 +17,20 @@ Loss: TypeAlias = Callable[[nn.Module, Any], Tensor]
 
 
 def default_loss(model: nn.Module, example: Any) -> Tensor:
-    """Call the model, and return its output if it is a scalar, else a scalar made from it."""
+    """Call the model, and return a scalar that its backward begins with.
+
+    That is the output if it is a scalar; a scalar called `loss` in a mapping or an object, as
+    models of Hugging Face return it if the example has labels; else the sum of mean squares.
+    """
     if isinstance(example, Mapping):
         output = model(**example)
     elif isinstance(example, tuple):
         output = model(*example)
     else:
         output = model(example)
+    own = _own_loss(output)
+    if own is not None:
+        return own
     leaves = [
         leaf
         for leaf in tree_leaves(output)
@@ -37,6 +44,16 @@ def default_loss(model: nn.Module, example: Any) -> Tensor:
     if len(leaves) == 1 and leaves[0].ndim == 0:
         return leaves[0]
     return torch.stack([leaf.float().square().mean() for leaf in leaves]).sum()
+
+
+def _own_loss(output: Any) -> Tensor | None:
+    """Return the loss that a model has computed by itself; None if there is none."""
+    if isinstance(output, Tensor):
+        return None
+    mapping = isinstance(output, Mapping)
+    loss = output.get("loss") if mapping else getattr(output, "loss", None)
+    scalar = isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad
+    return loss if scalar else None
 
 
 class TrainingStep:
@@ -62,6 +79,8 @@ class TrainingStep:
             raise ActNNError(f"Expected loss to be a function of (model, example), got {loss!r}")
         if not model.training:
             raise ActNNError("Expected the model to be in training mode, got eval(); call train()")
+        if loss is None and isinstance(example, Mapping):
+            example = dict(example)  # tensors in other mappings are not found
         self.model, self.example = model, example
         self._loss = default_loss if loss is None else loss
         self.device = next(model.parameters()).device

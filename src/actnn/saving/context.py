@@ -60,6 +60,8 @@ class Saving:
         records: What the last finished step saved, in order.
         default: The choice for tensors that neither `set_choices` nor the policy names.
         adaptive: Moves bits to the samples and layers that need them; None for equal bits.
+        started: Whether there was a step.
+        own_masks: Whether dropout keeps its seed, and not the mask that PyTorch would draw.
 
     Raises:
         ActNNError: If an argument is not as described.
@@ -93,6 +95,7 @@ class Saving:
         self.stochastic = stochastic
         self.records: list[Record] = []
         self.adaptive: Adaptive | None = None
+        self.started, self.own_masks = False, True
         self.default = Choice("offload" if swap else "compress", bits)
         self._choices: dict[str | tuple[str, int], Choice] = {}
         self._resolved: dict[str, Choice | None] = {}
@@ -157,6 +160,10 @@ class Saving:
             raise ActNNError("Expected a Saving with a model for 'recompute', got one without")
         self._choices, self._resolved = dict(choices), {}
 
+    def restore_choices(self) -> None:
+        """Put the choices into effect again, after another model has changed shared modules."""
+        self.set_choices(self._choices)
+
     def choice(self, info: TensorInfo) -> Choice:
         """Return what to do with a tensor."""
         found = self.explicit(info)
@@ -216,6 +223,7 @@ class Saving:
             steps.append((steps[-1][0], None))
             return self
         self._noise.advance()
+        self.started = True
         if self.adaptive is not None:
             self.adaptive.begin_step(self.model)
         step = Step(self, known_storages(self.model), self._paths)

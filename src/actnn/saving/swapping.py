@@ -20,17 +20,16 @@ class Swapped:
 
     _actnn_mixins: ClassVar[tuple[type[Swapped], ...]] = ()
     _actnn_original: ClassVar[type[nn.Module]]
-    _actnn_effect: ClassVar[str] = ""  # what `print` says of a module
 
-    def _actnn_says(self) -> str:
-        """Return what `print` says of a module, besides what its own class does."""
-        effects = (mixin._actnn_effect for mixin in self._actnn_mixins)
-        return ", ".join(f"actnn: {effect}" for effect in effects if effect)
+    def _actnn_effect(self) -> str:
+        """Return what `print` says of a module that has this class in front of its own."""
+        return ""
 
     def extra_repr(self) -> str:
-        """Return the line of the module's own class, and what actnn does."""
+        """Return the line of the module's own class, and what the classes in front of it do."""
+        effects = (mixin._actnn_effect(self) for mixin in self._actnn_mixins)
         own: str = super().extra_repr()  # type: ignore[misc]
-        return ", ".join(filter(None, (own, self._actnn_says())))
+        return ", ".join(filter(None, (own, *effects)))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time, so that pickle cannot import it by name.

@@ -12,8 +12,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import ParametrizationList
 
 import actnn
-from actnn.layers.compress import Root
 from actnn.layers.registry import MIXINS
+from actnn.layers.root import Root
 from actnn.planning.blocks import Checkpointed, CompiledBlock, Unhooked
 from actnn.saving.recompute import Recomputed, Untouched
 from actnn.saving.swapping import Swapped, swap, swap_back

@@ -35,6 +35,11 @@ class Root(Swapped):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the model's own forward; what autograd saves goes through the Saving."""
         run = super().forward  # type: ignore[misc]
+        if type(arguments) is not tuple:  # torch.fx gives code with such parameters other ones
+            raise ActNNError(
+                f"Expected a forward without *, ** or keyword-only parameters for torch.fx to "
+                f"trace it compressed, got that of {type(self).__name__}; uncompress it before"
+            )
         tracing = torch._C._get_tracing_state() is not None  # torch.jit.trace
         if not torch.is_grad_enabled() or tracing or transformed():
             return call(run, arguments, named)

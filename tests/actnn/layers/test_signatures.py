@@ -118,3 +118,36 @@ def test_a_form_takes_its_input_by_the_name_that_the_layer_has_for_it(kind):
     b = module(x)
     a, b = (each[0] if isinstance(each, tuple) else each for each in (a, b))
     assert torch.equal(a, b)
+
+
+class Plain(nn.Module):
+    """A forward that torch.fx can trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.LayerNorm(4))
+
+    def forward(self, x, scale=2.0):
+        return self.inner(x) * scale
+
+
+def test_a_compressed_model_is_traced_by_torch_fx():
+    model = Plain().eval()
+    code = torch.fx.symbolic_trace(model).code
+    traced = torch.fx.symbolic_trace(actnn.compress(model, bits=4, min_bytes=0))
+    x = torch.randn(3, 4)
+    assert traced.code == code
+    assert torch.equal(traced(x), model(x))
+    with pytest.raises(actnn.ActNNError, match=r"keyword-only .*got that of Net; uncompress"):
+        torch.fx.symbolic_trace(actnn.compress(Net()))
+
+
+@pytest.mark.parametrize("model", [Plain(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
+def test_exported_inputs_have_the_names_of_the_model(model):
+    inputs = (torch.randn(3, 4),)
+    plain = torch.export.export(model.eval(), inputs).graph_signature.user_inputs
+    model = actnn.compress(model, bits=4, min_bytes=0)
+    exported = torch.export.export(model, inputs)
+    assert exported.graph_signature.user_inputs == plain
+    assert plain[0] in ("x", "input")
+    assert torch.equal(exported.module()(*inputs), model(*inputs))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from actnn._errors import ActNNWarning
 from actnn.saving.context import Saving
+from actnn.saving.uncompiled import uncompiled
 
 _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType, map)
 
@@ -78,6 +79,7 @@ def _called(model: nn.Module) -> str:
     return "what it calls (" + " or ".join(repr(name) for name in children[:3]) + ")"
 
 
+@uncompiled
 def check_result(model: nn.Module, result: object) -> None:
     """Warn if the forward of a model has returned something that does its work later."""
     if isinstance(result, _LATER):

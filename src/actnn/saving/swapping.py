@@ -48,7 +48,10 @@ def _as_original(forward: Any, original: Any) -> FunctionType:
     """
     copied = FunctionType(forward.__code__, forward.__globals__, closure=forward.__closure__)
     copied.__defaults__, copied.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
-    update_wrapper(copied, original)
+    update_wrapper(copied, original, updated=())
+    marks = getattr(original, "__dict__", {}).items()  # those of torch.compile are about its code
+    copied.__dict__.update(each for each in marks if not each[0].startswith("_torchdynamo"))
+    copied.__dict__["__wrapped__"] = original
     copied.__dict__.update(forward.__dict__, __signature__=inspect.signature(original))
     return copied
 

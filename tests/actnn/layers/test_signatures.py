@@ -7,6 +7,7 @@ import typing
 
 import pytest
 import torch
+from actnn_models import Block
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import ParametrizationList
@@ -89,6 +90,37 @@ def test_a_forward_looks_like_that_of_the_model(mixin, kind):
     assert seen(module) == before
     swap_back(module)
     assert seen(module) == before
+
+
+def test_forwards_stay_after_compress_fit_and_uncompress():
+    model, x = (
+        nn.Sequential(*(Block() for _ in range(3)), nn.Linear(32, 4)),
+        torch.randn(64, 16, 32),
+    )
+    before = [seen(module) for module in model.modules()]
+    actnn.compress(model, bits=4)
+    assert [seen(module) for module in model.modules()] == before
+    free = actnn.fit(model, x, "1 GiB").peak
+    for bits in ((), (4,)):
+        plan = actnn.fit(model, x, int(0.7 * free), bits=bits)
+        assert {str(choice) for choice in plan.choices.values()} != {"keep"}
+        assert [seen(module) for module in model.modules()] == before
+    actnn.uncompress(model)
+    assert [seen(module) for module in model.modules()] == before
+
+
+def test_marks_of_a_forward_stay_but_for_those_of_the_compiler():
+    class Marked(Plain):
+        def forward(self, x):
+            return self.inner(x)
+
+    Marked.forward.mark = "mine"
+    Marked.forward._torchdynamo_orig_callable = len
+    model = Marked()
+    swap(model, Recomputed)
+    assert model.forward.mark == "mine"
+    assert not hasattr(model.forward, "_torchdynamo_orig_callable")
+    assert inspect.unwrap(model.forward) is Marked.forward
 
 
 def test_all_classes_are_among_the_cases():

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from actnn._errors import ActNNError
 from actnn.codec import bytes_of
 from actnn.planning.sizes import format_bytes
-from actnn.planning.training_step import Loss, TrainingStep
+from actnn.planning.training_step import Loss, TrainingStep, leaves_of, mapped
 from actnn.planning.units import Unit, find_units
 from actnn.saving import Saving
 from actnn.saving.context import MIN_BYTES
@@ -101,7 +101,7 @@ class _Collector:
     """Adds up what autograd saves, each storage once, by unit."""
 
     def __init__(self, model: nn.Module, example: Any, units: list[Unit], bits: Sequence[int]):
-        alive = {"input": tree_leaves(example), "buffer": model.buffers()}
+        alive = {"input": leaves_of(example), "buffer": model.buffers()}
         alive["parameter"] = model.parameters()
         self._known = {
             tensor.untyped_storage()._cdata: reason
@@ -195,8 +195,8 @@ def _held(tensor: Tensor, whole: Tensor, bits: int, exact: int) -> int:
     """Bytes of the codes of a tensor that may be compressed, held as a whole; else as it is."""
     n, op = whole.numel(), op_of(tensor)
     nbytes = n * whole.element_size()
-    if nbytes < MIN_BYTES:
-        return exact
+    if nbytes < MIN_BYTES:  # a small part of a storage is copied, so that the rest is free
+        return nbytes if 0 < 2 * nbytes < tensor.untyped_storage().nbytes() else exact
     codes = bytes_of(n, max(bits, least_bits(tensor, op)))
     return min(nbytes, codes + (-(-n // 8) if op == RELU else 0))
 
@@ -242,7 +242,7 @@ def estimate(
             def faked(leaf: Any) -> Any:
                 return mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
 
-            fake = TrainingStep(fake_model, tree_map(faked, step.example), loss)
+            fake = TrainingStep(fake_model, mapped(faked, example), loss)
             with last:
                 return _estimated(fake, bits)
     except ActNNError:

@@ -46,6 +46,21 @@ def default_loss(model: nn.Module, example: Any) -> Tensor:
     return torch.stack([leaf.float().square().mean() for leaf in leaves]).sum()
 
 
+def leaves_of(example: Any) -> list[Any]:
+    """Return what an example contains, also in mappings that are no dict, as BatchEncoding."""
+    return tree_leaves(dict(example) if isinstance(example, Mapping) else example)
+
+
+def mapped(function: Callable[[Any], Any], example: Any) -> Any:
+    """Return an example of the same kind with the results of a function for its leaves."""
+    if not isinstance(example, Mapping) or isinstance(example, dict):
+        return tree_map(function, example)
+    result: Any = copy.copy(example)
+    for key, value in example.items():
+        result[key] = tree_map(function, value)
+    return result
+
+
 def _own_loss(output: Any) -> Tensor | None:
     """Return the loss that a model has computed by itself; None if there is none."""
     if isinstance(output, Tensor):
@@ -79,8 +94,6 @@ class TrainingStep:
             raise ActNNError(f"Expected loss to be a function of (model, example), got {loss!r}")
         if not model.training:
             raise ActNNError("Expected the model to be in training mode, got eval(); call train()")
-        if loss is None and isinstance(example, Mapping):
-            example = dict(example)  # tensors in other mappings are not found
         self.model, self.example = model, example
         self._loss = default_loss if loss is None else loss
         self.device = next(model.parameters()).device
@@ -96,14 +109,14 @@ class TrainingStep:
     def known(self) -> list[Tensor]:
         """Tensors that exist before a step: parameters, buffers, gradients and the example."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        example = [leaf for leaf in tree_leaves(self.example) if isinstance(leaf, Tensor)]
+        example = [leaf for leaf in leaves_of(self.example) if isinstance(leaf, Tensor)]
         return [*self.model.parameters(), *self.model.buffers(), *gradients, *example]
 
     def shrunk(self, share: int) -> TrainingStep:
         """Return the step with the first 1/share of the batch (the first dimension)."""
         sizes = {
             leaf.shape[0]
-            for leaf in tree_leaves(self.example)
+            for leaf in leaves_of(self.example)
             if isinstance(leaf, Tensor) and leaf.ndim
         }
         batch = max(sizes, default=0)
@@ -118,7 +131,7 @@ class TrainingStep:
             return leaf[: batch // share] if is_batch else leaf
 
         less = copy.copy(self)
-        less.example = tree_map(cut, self.example)
+        less.example = mapped(cut, self.example)
         return less
 
     @contextmanager
@@ -130,7 +143,7 @@ class TrainingStep:
         Buffers are restored, too: batch norm's running statistics do not notice the step.
         """
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        leaves = [x for x in tree_leaves(self.example) if isinstance(x, Tensor) and x.is_leaf]
+        leaves = [x for x in leaves_of(self.example) if isinstance(x, Tensor) and x.is_leaf]
         leaves += self.model.parameters()
         gradients = [leaf.grad for leaf in leaves]
         devices = [self.device] if self.device.type == "cuda" else []

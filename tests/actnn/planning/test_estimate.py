@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import actnn
-from actnn.planning.training_step import default_loss
+from actnn.planning.training_step import TrainingStep, default_loss
 
 
 class First(nn.Module):
@@ -111,6 +111,26 @@ def test_an_estimate_is_what_steps_hold(name):
             assert expected > held
 
 
+class FirstToken(nn.Module):
+    """A head on one token of many."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 256), nn.Linear(256, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x)[:, 0])
+
+
+def test_a_small_part_of_a_large_tensor_is_counted_as_it_is_held():
+    model, x = FirstToken(), torch.randn(TOKENS)
+    estimate = actnn.estimate(model, x, loss=sum_of_result)
+    assert estimate.total.exact == bytes_of_autograd(model, x) == 8 * 64 * 256 * 4
+    loss = sum_of_result(actnn.compress(model, bits=4), x)
+    assert estimate.total.compressed[4] == model.actnn.held_bytes == 8 * 256 * 4
+    del loss
+
+
 class Net(nn.Module):
     """A model with frozen parameters and a buffer that backward needs."""
 
@@ -122,6 +142,22 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.frozen(self.first(x) * self.scale)
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_tensors_in_other_mappings_are_the_batch(kind):
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)), torch.randn(8, 3, 32, 32)
+
+    def loss(model, batch):
+        assert type(batch) is kind
+        return sum_of_result(model, batch["x"])
+
+    batch = kind(x=x)
+    assert actnn.estimate(model, batch, loss=loss).total.exact == bytes_of_autograd(model, x)
+    assert batch["x"] is x
+    step = TrainingStep(model, batch, loss)
+    assert step.known()[-1] is x
+    assert step.shrunk(4).example["x"].shape[0] == 2
 
 
 def test_the_batch_buffers_and_frozen_parameters_are_not_counted():

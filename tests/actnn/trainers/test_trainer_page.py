@@ -27,3 +27,8 @@ def test_blocks_of_the_page_run():
     assert namespace["base"].actnn.records
     assert namespace["task"].net.actnn.records
     assert namespace["net"].actnn.records
+
+
+def test_a_package_that_is_missing_is_named():
+    with pytest.raises(pytest.skip.Exception, match="needs a_package_that_nobody_has"):
+        package("a_package_that_nobody_has")

@@ -125,23 +125,23 @@ class Convolution(Swapped):
     dilation: tuple[int, ...]
     groups: int
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
-        step = step_for(input)
+        step = step_for(x)
         if (
             step is None
-            or input.dim() != 4
+            or x.dim() != 4
             or isinstance(self.padding, str)
             or self.padding_mode != "zeros"
-            or torch.is_autocast_enabled(input.device.type)
+            or torch.is_autocast_enabled(x.device.type)
         ):
-            return super().forward(input)  # type: ignore[misc, no-any-return]
+            return super().forward(x)  # type: ignore[misc, no-any-return]
         weight = self.weight  # once: a parametrization computes it
         # The layout of the gradient must follow from that of the weight.
-        if input.dtype != weight.dtype or not (input.is_contiguous() or _channels_last(weight)):
-            return super().forward(input)  # type: ignore[misc, no-any-return]
+        if x.dtype != weight.dtype or not (x.is_contiguous() or _channels_last(weight)):
+            return super().forward(x)  # type: ignore[misc, no-any-return]
         settings = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
         parts = 1
-        if input.is_cuda and input.nbytes > LARGE and input.is_contiguous() and step.rounds(input):
-            parts = min(input.shape[0], -(-input.nbytes // PART))
-        return _Convolution.apply(input, weight, self.bias, settings, parts)  # type: ignore[no-any-return]
+        if x.is_cuda and x.nbytes > LARGE and x.is_contiguous() and step.rounds(x):
+            parts = min(x.shape[0], -(-x.nbytes // PART))
+        return _Convolution.apply(x, weight, self.bias, settings, parts)  # type: ignore[no-any-return]

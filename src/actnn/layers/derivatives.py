@@ -152,12 +152,12 @@ class _Derivative(Function):
 class Smooth(Swapped):
     """GELU, SiLU, Mish, Hardswish, Softplus, sigmoid or tanh."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
-        step = step_for(input)
+        step = step_for(x)
         run = super().forward  # type: ignore[misc]
-        bits = None if step is None else step.bits_for(input)
+        bits = None if step is None else step.bits_for(x)
         if step is None or bits is None:
-            return run(input)  # type: ignore[no-any-return]
+            return run(x)  # type: ignore[no-any-return]
         rule = next(rule for kind, rule in RULES.items() if isinstance(self, kind))
-        return _Derivative.apply(input, run, rule, self, step, bits)  # type: ignore[no-any-return]
+        return _Derivative.apply(x, run, rule, self, step, bits)  # type: ignore[no-any-return]

@@ -74,17 +74,17 @@ class SeededDropout(Swapped):
     inplace: bool
     training: bool
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return input with elements set to zero, as the module's own forward."""
-        step = step_for(input)
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with elements set to zero, as the module's own forward."""
+        step = step_for(x)
         if (
             step is None
             or not step.saving.own_masks
             or not self.training
             or not 0 < self.p < 1
-            or not is_dense(input)
-            or not can_regenerate(input)
+            or not is_dense(x)
+            or not can_regenerate(x)
         ):
-            return super().forward(input)  # type: ignore[misc, no-any-return]
-        step.note(input, "made again from the seed")
-        return _Dropout.apply(input, self.p, drawn_seed(input), input.stride(), self.inplace)  # type: ignore[no-any-return]
+            return super().forward(x)  # type: ignore[misc, no-any-return]
+        step.note(x, "made again from the seed")
+        return _Dropout.apply(x, self.p, drawn_seed(x), x.stride(), self.inplace)  # type: ignore[no-any-return]

@@ -97,15 +97,14 @@ def _of_rms_norm(
 
 
 class Normalization(Swapped):
-    """nn.LayerNorm."""
+    """nn.LayerNorm or nn.RMSNorm."""
 
     weight: Tensor | None
     normalized_shape: tuple[int, ...]
     eps: float | None
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
-        x = input
         step, run = step_for(x), super().forward  # type: ignore[misc]
         eps = self.eps
         if eps is None and x.dtype in (torch.float32, torch.float64):
@@ -116,11 +115,3 @@ class Normalization(Swapped):
         bias = getattr(self, "bias", None)
         settings = _Settings(list(self.normalized_shape), eps, isinstance(self, nn.LayerNorm))
         return _Normalization.apply(x, self.weight, bias, run, settings, step)  # type: ignore[no-any-return]
-
-
-class RMSNormalization(Normalization):
-    """nn.RMSNorm, whose input has another name."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the result of the module's own forward."""
-        return super().forward(x)

@@ -117,24 +117,24 @@ class MaxPool(Swapped):
     kernel_size: int | tuple[int, ...]
     return_indices: bool
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, x: Tensor) -> Any:
         """Return the result of the module's own forward."""
-        step = step_for(input)
+        step = step_for(x)
         n = next(
             n
             for n, kind in ((1, nn.MaxPool1d), (2, nn.MaxPool2d), (3, nn.MaxPool3d))
             if isinstance(self, kind)
         )
         if step is None or self.return_indices or math.prod(_tuple(self.kernel_size, n)) > 256:
-            return super().forward(input)  # type: ignore[misc]
+            return super().forward(x)  # type: ignore[misc]
         if n > 1:
-            return _MaxPool.apply(input, Window(self, n, input.shape), step)
+            return _MaxPool.apply(x, Window(self, n, x.shape), step)
         # As torch does: one dimension is two, of which the first has size 1.
-        window = Window(self, 1, input.shape)
+        window = Window(self, 1, x.shape)
         window.kernel, window.stride = [1, *window.kernel], [1, *window.stride]
         window.padding, window.dilation = [0, *window.padding], [1, *window.dilation]
         window.sizes = [1, *window.sizes]
-        return _MaxPool.apply(input.unsqueeze(-2), window, step).squeeze(-2)
+        return _MaxPool.apply(x.unsqueeze(-2), window, step).squeeze(-2)
 
 
 class _ShapeOnly(Function):
@@ -158,11 +158,11 @@ class _ShapeOnly(Function):
 class AveragePool(Swapped):
     """Average and adaptive average pools of any dimension."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
-        step = step_for(input)
+        step = step_for(x)
         run = super().forward  # type: ignore[misc]
         if step is None:
-            return run(input)  # type: ignore[no-any-return]
-        step.note(input, "only the shape")
-        return _ShapeOnly.apply(input, run)  # type: ignore[no-any-return]
+            return run(x)  # type: ignore[no-any-return]
+        step.note(x, "only the shape")
+        return _ShapeOnly.apply(x, run)  # type: ignore[no-any-return]

@@ -40,11 +40,11 @@ class Rectifier(Swapped):
 
     inplace: bool
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
-        step = step_for(input)
+        step = step_for(x)
         slope = getattr(self, "negative_slope", 0.0)
-        if step is None or not input.is_floating_point() or not is_dense(input) or slope < 0:
-            return super().forward(input)  # type: ignore[misc, no-any-return]
+        if step is None or not x.is_floating_point() or not is_dense(x) or slope < 0:
+            return super().forward(x)  # type: ignore[misc, no-any-return]
         low, high = getattr(self, "min_val", 0.0), getattr(self, "max_val", float("inf"))
-        return _Rectify.apply(input, step, low, high, slope, self.inplace)  # type: ignore[no-any-return]
+        return _Rectify.apply(x, step, low, high, slope, self.inplace)  # type: ignore[no-any-return]

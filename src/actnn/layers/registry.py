@@ -9,7 +9,7 @@ from actnn.layers.convolution import Convolution
 from actnn.layers.derivatives import RULES, Smooth
 from actnn.layers.dropout import SeededDropout
 from actnn.layers.gru import RecomputedGRU
-from actnn.layers.normalization import Normalization, RMSNormalization
+from actnn.layers.normalization import Normalization
 from actnn.layers.parametrized import ComputedWeight
 from actnn.layers.pooling import AveragePool, MaxPool
 from actnn.layers.rectifiers import Rectifier
@@ -20,8 +20,7 @@ MIXINS: dict[type[nn.Module], type[Swapped]] = {
     **dict.fromkeys(RULES, Smooth),
     nn.Dropout: SeededDropout,
     nn.Conv2d: Convolution,
-    nn.LayerNorm: Normalization,
-    nn.RMSNorm: RMSNormalization,
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), Normalization),
     nn.GRU: RecomputedGRU,
     ParametrizationList: ComputedWeight,
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), MaxPool),

@@ -109,6 +109,33 @@ def test_forwards_stay_after_compress_fit_and_uncompress():
     assert [seen(module) for module in model.modules()] == before
 
 
+class Inner(Swapped):
+    """A form whose parameters have other names, one of them in a closure."""
+
+    def forward(self, x, factor=1, *rest, **named):
+        def scaled():
+            return x * factor, rest, named
+
+        return scaled()
+
+
+def test_parameters_have_the_names_of_the_original_in_its_order():
+    class Scaled(nn.Module):
+        def forward(module, states, scale, *, bias=0):
+            return states * scale
+
+    model = Scaled()
+    swap(model, Root)
+    assert type(model).forward.__code__ is Root.forward.__code__  # which is marked as uncompiled
+    swap_back(model)
+    swap(model, Inner)
+    assert model(states=2, scale=3, bias=1) == (6, (), {"bias": 1})
+    assert model(2, scale=3) == (6, (), {})
+    assert model(2) == (2, (), {})
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'states'"):
+        model(scale=3)
+
+
 def test_marks_of_a_forward_stay_but_for_those_of_the_compiler():
     class Marked(Plain):
         def forward(self, x):
@@ -130,10 +157,13 @@ def test_all_classes_are_among_the_cases():
     def below(cls):
         return {cls}.union(*map(below, cls.__subclasses__()))
 
-    mixins = {each for each in below(Swapped) if not issubclass(each, nn.Module)} - {Swapped}
-    assert mixins - {mixin for mixin, _ in CASES} <= {
-        each for each in mixins if below(each) - {each}
+    mixins = {
+        each
+        for each in below(Swapped) - {Swapped, Inner}
+        if getattr(importlib.import_module(each.__module__), each.__name__, None) is each
     }
+    assert len(mixins) > 10
+    assert mixins <= {mixin for mixin, _ in CASES}
 
 
 @pytest.mark.parametrize("kind", [each for each in MIXINS if each is not ParametrizationList])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from actnn.layers.compress import Root
+from actnn.layers.root import Root
 from actnn.planning.units import Unit
 from actnn.saving import Choice, Saving, TensorInfo
 from actnn.saving.active import ACTIVE, active_step, pack_in_step
@@ -84,6 +84,9 @@ class CompiledBlock(Swapped):
 
     _actnn_compiled: _Compiled
 
+    def _actnn_effect(self) -> str:
+        return "actnn: compiled"
+
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the unit's own forward; its saved tensors are compressed when it has ended."""
         compiled = self._actnn_compiled
@@ -103,6 +106,9 @@ class CompiledBlock(Swapped):
 class Unhooked(Swapped):
     """Goes in front of a compressed model whose plan holds no codes: no hooks are installed."""
 
+    def _actnn_effect(self) -> str:
+        return "actnn: no codes"
+
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the model's own forward."""
         return super(Root, self).forward(*arguments, **named)  # type: ignore[misc]
@@ -110,6 +116,9 @@ class Unhooked(Swapped):
 
 class Checkpointed(Swapped):
     """Goes in front of a unit of such a model: torch.utils.checkpoint, and nothing else."""
+
+    def _actnn_effect(self) -> str:
+        return "actnn: recomputed in backward"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the unit's own forward, again in backward."""
@@ -229,7 +238,7 @@ def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> 
     saving.set_choices(saved)
     saving.policy = _as_before
     if plain:
-        saving.records = []
+        saving.records, saving.started = [], True
         swap(model, Unhooked)
     else:
         swap_back(model, Unhooked)

@@ -17,13 +17,20 @@ Loss: TypeAlias = Callable[[nn.Module, Any], Tensor]
 
 
 def default_loss(model: nn.Module, example: Any) -> Tensor:
-    """Call the model, and return its output if it is a scalar, else a scalar made from it."""
+    """Call the model, and return a scalar that its backward begins with.
+
+    That is the output if it is a scalar; a scalar called `loss` in a mapping or an object, as
+    models of Hugging Face return it if the example has labels; else the sum of mean squares.
+    """
     if isinstance(example, Mapping):
         output = model(**example)
     elif isinstance(example, tuple):
         output = model(*example)
     else:
         output = model(example)
+    own = _own_loss(output)
+    if own is not None:
+        return own
     leaves = [
         leaf
         for leaf in tree_leaves(output)
@@ -37,6 +44,31 @@ def default_loss(model: nn.Module, example: Any) -> Tensor:
     if len(leaves) == 1 and leaves[0].ndim == 0:
         return leaves[0]
     return torch.stack([leaf.float().square().mean() for leaf in leaves]).sum()
+
+
+def leaves_of(example: Any) -> list[Any]:
+    """Return what an example contains, also in mappings that are no dict, as BatchEncoding."""
+    return tree_leaves(dict(example) if isinstance(example, Mapping) else example)
+
+
+def mapped(function: Callable[[Any], Any], example: Any) -> Any:
+    """Return an example of the same kind with the results of a function for its leaves."""
+    if not isinstance(example, Mapping) or isinstance(example, dict):
+        return tree_map(function, example)
+    result: Any = copy.copy(example)
+    for key, value in example.items():
+        result[key] = tree_map(function, value)
+    return result
+
+
+def _own_loss(output: Any) -> Tensor | None:
+    """Return the loss that a model has computed by itself; None if there is none."""
+    if isinstance(output, Tensor):
+        return None
+    mapping = isinstance(output, Mapping)
+    loss = output.get("loss") if mapping else getattr(output, "loss", None)
+    scalar = isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad
+    return loss if scalar else None
 
 
 class TrainingStep:
@@ -77,14 +109,14 @@ class TrainingStep:
     def known(self) -> list[Tensor]:
         """Tensors that exist before a step: parameters, buffers, gradients and the example."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        example = [leaf for leaf in tree_leaves(self.example) if isinstance(leaf, Tensor)]
+        example = [leaf for leaf in leaves_of(self.example) if isinstance(leaf, Tensor)]
         return [*self.model.parameters(), *self.model.buffers(), *gradients, *example]
 
     def shrunk(self, share: int) -> TrainingStep:
         """Return the step with the first 1/share of the batch (the first dimension)."""
         sizes = {
             leaf.shape[0]
-            for leaf in tree_leaves(self.example)
+            for leaf in leaves_of(self.example)
             if isinstance(leaf, Tensor) and leaf.ndim
         }
         batch = max(sizes, default=0)
@@ -99,7 +131,7 @@ class TrainingStep:
             return leaf[: batch // share] if is_batch else leaf
 
         less = copy.copy(self)
-        less.example = tree_map(cut, self.example)
+        less.example = mapped(cut, self.example)
         return less
 
     @contextmanager
@@ -111,7 +143,7 @@ class TrainingStep:
         Buffers are restored, too: batch norm's running statistics do not notice the step.
         """
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        leaves = [x for x in tree_leaves(self.example) if isinstance(x, Tensor) and x.is_leaf]
+        leaves = [x for x in leaves_of(self.example) if isinstance(x, Tensor) and x.is_leaf]
         leaves += self.model.parameters()
         gradients = [leaf.grad for leaf in leaves]
         devices = [self.device] if self.device.type == "cuda" else []

@@ -60,6 +60,8 @@ class Saving:
     Attributes:
         default: The choice for tensors that neither `set_choices` nor the policy names.
         adaptive: Moves bits to the samples and layers that need them; None for equal bits.
+        started: Whether there was a step.
+        own_masks: Whether dropout keeps its seed, and not the mask that PyTorch would draw.
 
     Raises:
         ActNNError: If an argument is not as described.
@@ -94,6 +96,7 @@ class Saving:
         self._records: Any = ()
         self.counter = _native.Counter()
         self.adaptive: Adaptive | None = None
+        self.started, self.own_masks = False, True
         self.default = Choice("offload" if swap else "compress", bits)
         self._choices: dict[str | tuple[str, int], Choice] = {}
         self._resolved: dict[str, Choice | None] = {}
@@ -183,6 +186,10 @@ class Saving:
             raise ActNNError("Expected a Saving with a model for 'recompute', got one without")
         self._choices, self._resolved = dict(choices), {}
 
+    def restore_choices(self) -> None:
+        """Put the choices into effect again, after another model has changed shared modules."""
+        self.set_choices(self._choices)
+
     def choice(self, info: TensorInfo) -> Choice:
         """Return what to do with a tensor."""
         found = self.explicit(info)
@@ -242,6 +249,7 @@ class Saving:
             ACTIVE.begin(steps[-1][0], None)
             return self
         self._noise.advance()
+        self.started = True
         if self.adaptive is not None:
             self.adaptive.begin_step(self.model)
         self._refresh_decisions()

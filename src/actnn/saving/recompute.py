@@ -99,6 +99,9 @@ def rerun(module: nn.Module, forward: Callable[..., Any], arguments: Any, named:
 class Recomputed(Swapped):
     """A module that keeps only its inputs, and runs its forward again in backward."""
 
+    def _actnn_effect(self) -> str:
+        return "actnn: recomputed in backward"
+
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the module's own forward, under a checkpoint while its model is compressed."""
         run = super().forward  # type: ignore[misc]
@@ -109,6 +112,9 @@ class Recomputed(Swapped):
 
 class Untouched(Swapped):
     """A module whose saved tensors autograd keeps, without a hook for any of them."""
+
+    def _actnn_effect(self) -> str:
+        return "actnn: kept"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the module's own forward; hooks around those of actnn stay."""

@@ -93,6 +93,11 @@ class Settings(Protocol):
         ...
 
     @property
+    def own_masks(self) -> bool:
+        """Whether dropout keeps its seed, and not the mask that PyTorch would draw."""
+        ...
+
+    @property
     def adaptive(self) -> Allocator | None:
         """Moves bits to where they are needed."""
         ...

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actnn._errors import ActNNWarning
 from actnn.codec import cpu, reference
-from actnn.codec.codes import data_bytes
+from actnn.codec.codes import UNBOUNDED, Bounds, data_bytes
 from actnn.codec.cuda import executor as cuda
 from actnn.codec.memory_order import flat
 from actnn.codec.noise import RUN
@@ -58,31 +58,44 @@ def _elsewhere(device: torch.device) -> bool:
 
 
 def encode_flat(
-    x: Tensor, bits: int, state: Tensor, tensor: int, group: int, stochastic: bool
+    x: Tensor,
+    bits: int,
+    state: Tensor,
+    tensor: int,
+    group: int,
+    stochastic: bool,
+    bounds: Bounds = UNBOUNDED,
 ) -> tuple[Tensor, Tensor]:
     """Encode a dense tensor with equal bits. Return data, and parameters (groups, 2)."""
     device = x.device
     name = executor_of(device)
     if name == "reference":
-        return reference.encode_flat(flat(x), bits, state, tensor, group, stochastic)
+        return reference.encode_flat(flat(x), bits, state, tensor, group, stochastic, bounds)
     if _elsewhere(device):
         with torch.cuda.device(device):
-            return encode_flat(x, bits, state, tensor, group, stochastic)
+            return encode_flat(x, bits, state, tensor, group, stochastic, bounds)
     make_data, make_params = _makers(x.numel(), bits, group, device)
     data, params = make_data(), make_params()
-    _RUN[name]("encode", x, data, params, 1, bits, group, state, tensor, stochastic)
+    noise = (state, tensor, stochastic)
+    _RUN[name]("encode", x, data, params, 1, bits, group, *noise, bounds=bounds)
     return data, params
 
 
 def decode_flat(
-    data: Tensor, params: Tensor, bits: int, group: int, n: int, dtype: torch.dtype
+    data: Tensor,
+    params: Tensor,
+    bits: int,
+    group: int,
+    n: int,
+    dtype: torch.dtype,
+    bounds: Bounds = UNBOUNDED,
 ) -> Tensor:
     """Reverse `encode_flat`. Return elements (n,)."""
     name = executor_of(data.device)
     if name == "reference":
-        return reference.decode_flat(data, params, bits, group, n, dtype)
+        return reference.decode_flat(data, params, bits, group, n, dtype, bounds)
     x = torch.empty(n, dtype=dtype, device=data.device)
-    _RUN[name]("decode", x, data, params, 1, bits, group)
+    _RUN[name]("decode", x, data, params, 1, bits, group, bounds=bounds)
     return x
 
 

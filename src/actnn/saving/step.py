@@ -14,10 +14,12 @@ from actnn.saving.bit_masks import positive_mask
 from actnn.saving.comparisons import COMPARED, Operands, is_compared
 from actnn.saving.dense import is_dense, whole_of
 from actnn.saving.exclusions import (
+    BEYOND,
     CHECKPOINT,
     NONLINEAR_BITS,
     RELU,
     alive_anyway,
+    bounds_of,
     is_attention,
     is_attribute,
     least_bits,
@@ -104,9 +106,13 @@ class Step:
         self.known = {}
 
     def encode(
-        self, tensor: Tensor, bits: int | Tensor, capacity: int | None = None
+        self,
+        tensor: Tensor,
+        bits: int | Tensor,
+        capacity: int | None = None,
+        bounds: codec.Bounds = codec.UNBOUNDED,
     ) -> codec.Codes:
-        """Encode a tensor with noise of its own; bits and capacity as for the codec."""
+        """Encode a tensor with noise of its own; bits, capacity and bounds as for the codec."""
         saving, key = self.saving, self.key(tensor.device)
         return codec.encode(
             tensor,
@@ -115,6 +121,7 @@ class Step:
             group=saving.group,
             stochastic=saving.stochastic,
             capacity=capacity,
+            bounds=bounds,
         )
 
     def key(self, device: torch.device) -> codec.Key:
@@ -289,6 +296,9 @@ class Step:
             return self._keep(tensor, exact or "kept", tensor.nbytes, choice, path, op)
         codes = None
         if bits is not None and bits != LOSSLESS:
+            bounds = bounds_of(op_of(tensor), tensor.dtype)
+            if not codec.fits(tensor, saving.group, small=bounds == codec.UNBOUNDED):
+                return self._keep(tensor, BEYOND, tensor.nbytes, KEEP, path, op)
             least = least_bits(part, op if boundary else op_of(part))
             adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
             each = None
@@ -296,7 +306,7 @@ class Step:
                 each = adaptive.bits_of(path, tensor, len(self.records))
             bits = max(bits, least)
             if each is None:
-                codes = self.encode(tensor, bits)
+                codes = self.encode(tensor, bits, bounds=bounds)
             else:
                 codes = self.encode(each.rows, each.bits, each.capacity)
         positive = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from actnn._errors import ActNNError
-from actnn.codec.codes import DTYPES
+from actnn.codec.codes import DTYPES, UNBOUNDED, Bounds, reached
 from actnn.codec.noise import RUN
 from kernel_runtime.cuda import driver
 from kernel_runtime.cuda.ctypes_structs import structure
@@ -38,6 +38,7 @@ CodecC: Any = structure(
     "CodecC",
     **dict.fromkeys("x data params state bits ends".split(), _Pointer),
     **dict.fromkeys("rows m groups tiles group capacity tensor".split(), _Long),
+    **dict.fromkeys("lowest highest".split(), ctypes.c_float),
 )
 SumsC: Any = structure("SumsC", given=_Pointer, bits=_Pointer, ends=_Pointer, rows=_Long)
 _THREADS, _WARPS = 256, 8
@@ -126,6 +127,7 @@ class _Launch:
         ends: int | None,
         capacity: int,
         tensor: int,
+        bounds: Bounds,
     ) -> None:
         """Start it on the current stream."""
         arguments = self._arguments
@@ -133,6 +135,7 @@ class _Launch:
             arguments.x, arguments.data, arguments.params = x, data, params
             arguments.state, arguments.bits, arguments.ends = state, bits, ends
             arguments.capacity, arguments.tensor = capacity, tensor
+            arguments.lowest, arguments.highest = bounds
             self._prepared.start(self._machine.stream())
 
 
@@ -153,6 +156,7 @@ def run(
     bits_of: Tensor | None = None,
     ends: Tensor | None = None,
     capacity: int = 0,
+    bounds: Bounds = UNBOUNDED,
     machine: Machine | None = None,
 ) -> None:
     """Encode or decode on the current stream.
@@ -171,6 +175,7 @@ def run(
         bits_of: int64 (rows,), the bits of each row if `bits` is 0.
         ends: int64 (rows,), the inclusive sums of `bits_of`.
         capacity: Sum of bits that data can hold if `bits` is 0.
+        bounds: Of the elements.
         machine: The machine that runs the kernel; None for the GPU of x.
 
     Raises:
@@ -199,6 +204,7 @@ def run(
         None if ends is None else ends.data_ptr(),
         capacity,
         tensor,
+        reached(bounds) if function == "encode" else bounds,
     )
 
 

@@ -14,8 +14,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from actnn._errors import ActNNError, ActNNWarning
 from actnn.layers.compress import compress, uncompress
 from actnn.planning.blocks import BlockChoice, apply, as_run, compile_units
+from actnn.planning.comparison import KEEP, RECOMPUTE
 from actnn.planning.costs import Costs
-from actnn.planning.measure import KEEP, LEAST, RECOMPUTE, Measurement
+from actnn.planning.measure import LEAST, Measurement
 from actnn.planning.sizes import format_bytes, parse_bytes
 from actnn.planning.solver import smallest_budget, solve
 from actnn.planning.training_step import Loss, TrainingStep
@@ -43,6 +44,8 @@ class Plan:
         predicted_seconds: Seconds of a step, forward and backward, by the model of costs.
         seconds: Seconds of a real step: the lower quartile of some.
         noise: Variance that compression adds to the gradient, relative to its squared norm.
+        notes: What was left out, and why: units that cannot be recomputed, choices whose gradient
+            was wrong, measurements for which there was no time.
     """
 
     choices: dict[str, BlockChoice]
@@ -52,6 +55,7 @@ class Plan:
     predicted_seconds: float
     seconds: float
     noise: float
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         width = max(map(len, self.choices))
@@ -65,6 +69,7 @@ class Plan:
                 f"(predicted {format_bytes(self.predicted_peak)}), "
                 f"{self.seconds * 1e3:.1f} ms a step (predicted "
                 f"{self.predicted_seconds * 1e3:.1f} ms), gradient noise {self.noise:.1e}",
+                *self.notes,
             ]
         )
 
@@ -141,6 +146,7 @@ class Planner:
         self._peaks: dict[Choices, int] = {}
         self._seconds: dict[Choices, float] = {}
         self._noises: dict[Choices, float] = {}
+        self._right: dict[BlockChoice, bool] = {}
         saving: Any = compress(model, seed=seed).actnn
         try:
             self._units = _in_order(units, step, saving)
@@ -203,6 +209,7 @@ class Planner:
             predicted_seconds=self._predicted_seconds(best),
             seconds=self._seconds[best],
             noise=noise,
+            notes=(*_not_recomputed(self._units), *self._measurement.notes),
         )
 
     def _try(self, room: int, noise_price: float) -> None:
@@ -212,8 +219,11 @@ class Planner:
         plans with the smallest peaks.
         """
         for choice in (*self.costs.of, *self._whole):
-            by_unit = (replace(choice, whole=False),) * len(self._units)
-            if self.costs.peak(by_unit) * (1 - WHOLE_SAVES * choice.whole) <= room:
+            by_unit = replace(choice, whole=False)
+            by_unit = by_unit if by_unit in self.costs.of else KEEP
+            peak = self.costs.peak((by_unit,) * len(self._units))
+            fits = peak * (1 - WHOLE_SAVES * choice.whole) <= room
+            if fits and self._is_right(choice):
                 self._peak_of(as_run(self._units, (choice,) * len(self._units)), room)
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
@@ -222,6 +232,14 @@ class Planner:
                 smallest = solve(_by_bytes(costs), smallest_budget(costs), 0.0)
                 assert smallest is not None
                 self._peak_of(as_run(self._units, smallest), room)
+
+    def _is_right(self, choice: BlockChoice) -> bool:
+        """Whether a model that is compiled as one has the gradient of the one that keeps all."""
+        if not choice.whole or choice.memory == 1.0:
+            return True
+        if choice not in self._right:
+            self._right[choice] = self._measurement.is_right(choice)
+        return self._right[choice]
 
     def _search(self, costs: Costs[BlockChoice], room: int, noise_price: float) -> None:
         """Solve for a plan, measure its real peak, and correct the target by the difference."""
@@ -269,6 +287,15 @@ class Planner:
                 return self._peaks[plan]
             torch.cuda.empty_cache()  # here the error no longer holds tensors
         return self._peaks.get(plan, 2 * room)
+
+
+def _not_recomputed(units: list[Unit]) -> list[str]:
+    """A line for each reason for which units are not recomputed."""
+    paths: dict[str, list[str]] = {}
+    for unit in units:
+        if unit.once:
+            paths.setdefault(unit.once, []).append(unit.path)
+    return [f"not recomputed: {', '.join(each)}: {why}" for why, each in paths.items()]
 
 
 def _limits(budget: int | str, reserve: int | str | None, noise_price: float) -> tuple[int, int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -138,16 +140,19 @@ class TrainingStep:
     def isolated(self) -> Iterator[None]:
         """Start from no gradients and fixed random numbers; afterwards everything is as before.
 
-        The gradients are those of the parameters and of the example.
+        The gradients are those of the parameters and of the example. Random numbers are those of
+        torch, Python and numpy.
 
-        Buffers are restored, too: batch norm's running statistics do not notice the step.
+        Buffers are restored, too: batch norm's running statistics do not notice the step. So are
+        numbers that are attributes of modules, such as a count of steps.
         """
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         leaves = [x for x in leaves_of(self.example) if isinstance(x, Tensor) and x.is_leaf]
         leaves += self.model.parameters()
         gradients = [leaf.grad for leaf in leaves]
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        numbers = [(module, _numbers_of(module)) for module in self.model.modules()]
+        with _python_seeded(), torch.random.fork_rng(devices):
             torch.manual_seed(0)
             for leaf in leaves:
                 leaf.grad = None
@@ -159,3 +164,23 @@ class TrainingStep:
                         buffer.copy_(buffers[name])
                 for leaf, gradient in zip(leaves, gradients, strict=True):
                     leaf.grad = gradient
+                for module, each in numbers:
+                    vars(module).update(each)
+
+
+def _numbers_of(module: nn.Module) -> dict[str, int | float]:
+    """Return the attributes of a module that are plain numbers."""
+    return {name: each for name, each in vars(module).items() if type(each) in (int, float)}
+
+
+@contextmanager
+def _python_seeded() -> Iterator[None]:
+    """Let the random numbers of Python and numpy begin anew; afterwards they are as before."""
+    python, of_numpy = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(of_numpy)

@@ -1,8 +1,9 @@
 """Operations whose backward compares their result with their operands, which are not rounded then.
 
-They give the gradient to the elements that are equal to the result. Of rounded ones, none is: the
-gradient would be zero, or NaN. The hooks see an operand before it is known which operation saves
-it, so that it is exchanged when the result is saved.
+Some give the gradient to the elements that are equal to the result. Of rounded ones, none is: the
+gradient would be zero, or NaN. Others take the exponential of the difference, where operands may be
+infinite or as good as that (masks). The hooks see an operand before it is known which operation
+saves it, so that it is exchanged when the result is saved.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _REDUCTIONS = frozenset(
     name + "Backward0" for name in "IndexReduce ScatterReduce SegmentReduce".split()
 )
 
+_EXPONENTIALS = frozenset({"LogsumexpBackward0", "LogcumsumexpBackward0"})
+
 _NORMS = {  # and where they keep their order, which is infinite if they compare
     "LinalgVectorNormBackward0": "_saved_ord",
     **{
@@ -28,7 +31,7 @@ _NORMS = {  # and where they keep their order, which is infinite if they compare
         for name in "NormBackward1 DistBackward0 CdistBackward0 PdistBackward0".split()
     },
 }
-COMPARING = _EXTREMES | _REDUCTIONS | frozenset(_NORMS)
+COMPARING = _EXTREMES | _EXPONENTIALS | _REDUCTIONS | frozenset(_NORMS)
 """Nodes whose backward may compare."""
 
 
@@ -40,7 +43,7 @@ def is_compared(tensor: Tensor) -> bool:
         return getattr(node, "_saved_reduce", "") not in ("mean", "sum", "prod")
     if name in _NORMS:
         return getattr(node, _NORMS[name], math.inf) in (math.inf, -math.inf)
-    return name in _EXTREMES
+    return name in _EXTREMES or name in _EXPONENTIALS
 
 
 def operands_of(

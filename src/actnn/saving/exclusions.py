@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actnn.codec.codes import UNBOUNDED, Bounds
 from actnn.saving import _native
 
 # Operations that only change the type or the layout. The result for a parameter is a parameter
@@ -26,10 +27,27 @@ _COMPUTED = "computed weight"
 # Their results enter their own derivative more than linearly, so that noise becomes bias.
 _NONLINEAR = frozenset(
     name + "Backward0"
-    for name in "Sigmoid Tanh Softmax LogSoftmax Exp Expm1 Sqrt Rsqrt Reciprocal Pow "
-    "Softplus Elu Logsigmoid Logsumexp Norm LinalgVectorNorm".split()
+    for name in "Sigmoid Tanh Softmax SafeSoftmax MaskedSoftmax LogSoftmax Exp Expm1 "
+    "Sqrt Rsqrt Reciprocal Pow Softplus Elu Logsigmoid Logsumexp Norm LinalgVectorNorm".split()
 )
 NONLINEAR_BITS, ATTENTION_BITS = 8, 4
+# Their results may be infinite, and numbers beside infinities have no code of 1 bit.
+_INFINITE = frozenset(
+    name + "Backward0" for name in "MaskedFill Where Log Log2 Log10 Log1P Logaddexp".split()
+)
+_INFINITE_BITS = 2
+# Functions with a bounded result that enters their own derivative, which is 0 at the bounds.
+_BOUNDS: dict[str, Bounds] = {
+    "SigmoidBackward0": (0.0, 1.0),
+    "SoftmaxBackward0": (0.0, 1.0),
+    "SafeSoftmaxBackward0": (0.0, 1.0),
+    "MaskedSoftmaxBackward0": (0.0, 1.0),
+    "TanhBackward0": (-1.0, 1.0),
+}
+_LOG_SOFTMAX = "LogSoftmaxBackward0"
+# The exponential of numbers below these is 0: of float32, and of float64.
+_VANISHED, _VANISHED_IN_FLOAT64 = -104.0, -746.0
+BEYOND = "beyond float32"  # the reason in records for float64 that codes cannot express
 RELU = "ReluBackward0"  # of relu as a function; its backward needs the sign of the result
 CHECKPOINT = "checkpoint"  # as the operation: an input of a block that runs again in backward
 
@@ -131,6 +149,20 @@ def is_attention(op: str) -> bool:
     return op.startswith("ScaledDotProduct")
 
 
+def bounds_of(op: str, dtype: torch.dtype) -> Bounds:
+    """Return what limits the result of an operation; backward sees its elements there exactly.
+
+    A logarithm of a probability below which the exponential is 0 counts as that bound.
+
+    Args:
+        op: Name of the autograd node.
+        dtype: dtype of the result.
+    """
+    if op == _LOG_SOFTMAX:
+        return (_VANISHED_IN_FLOAT64 if dtype == torch.float64 else _VANISHED), 0.0
+    return _BOUNDS.get(op, UNBOUNDED)
+
+
 def least_bits(tensor: Tensor, op: str) -> int:
     """Return the fewest bits at which the noise of a tensor does little harm.
 
@@ -143,4 +175,6 @@ def least_bits(tensor: Tensor, op: str) -> int:
     # Operands of attention: heads are split off by a transposed view (N, H, T, D). The result must
     # match them, or the recomputed probabilities do not sum to 1.
     heads = tensor.dim() == 4 and tensor._base is not None and not tensor.is_contiguous()
-    return ATTENTION_BITS if heads or is_attention(op) else 1
+    if heads or is_attention(op):
+        return ATTENTION_BITS
+    return _INFINITE_BITS if op in _INFINITE else 1

@@ -18,9 +18,11 @@ from actnn.saving.bit_masks import positive_mask
 from actnn.saving.comparisons import COMPARED, COMPARING, is_compared, operands_of
 from actnn.saving.dense import is_dense, whole_of
 from actnn.saving.exclusions import (
+    BEYOND,
     CHECKPOINT,
     FORMS,
     RELU,
+    bounds_of,
     is_attention,
     least_bits,
     op_of,
@@ -95,9 +97,13 @@ class Step(_native.Step):
         self.kept_until = 0
 
     def encode(
-        self, tensor: Tensor, bits: int | Tensor, capacity: int | None = None
+        self,
+        tensor: Tensor,
+        bits: int | Tensor,
+        capacity: int | None = None,
+        bounds: codec.Bounds = codec.UNBOUNDED,
     ) -> codec.Codes:
-        """Encode a tensor with noise of its own; bits and capacity as for the codec."""
+        """Encode a tensor with noise of its own; bits, capacity and bounds as for the codec."""
         saving, key = self.saving, self.key(tensor.device)
         return codec.encode(
             tensor,
@@ -106,6 +112,7 @@ class Step(_native.Step):
             group=saving.group,
             stochastic=saving.stochastic,
             capacity=capacity,
+            bounds=bounds,
         )
 
     def key(self, device: torch.device) -> codec.Key:
@@ -199,18 +206,20 @@ class Step(_native.Step):
             return _KEEP, choice, exact or "kept", None, 0, False, False
         least = least_bits(part, op if boundary else op_of(part))
         adapts = self.saving.adaptive is not None and bits == self.saving.bits and least == 1
-        if choice.action != "compress" or bits is None or adapts:
+        if choice.action != "compress" or bits is None or adapts or tensor.dtype == torch.float64:
             return _OTHER, choice, "", None, 0, False, False
         bits = max(bits, least)
         choice = choice if bits == choice.bits else Choice("compress", bits)
-        return _ENCODE, choice, "", None, bits, op == RELU, is_attention(op)
+        bounds = bounds_of(op_of(tensor), tensor.dtype)
+        return _ENCODE, choice, "", bounds, bits, op == RELU, is_attention(op)
 
     def _coder(
-        self, tensor: Tensor, bits: int, bounds: None
+        self, tensor: Tensor, bits: int, bounds: codec.Bounds
     ) -> tuple[Callable[..., Any], Callable[..., Any], torch.Size, tuple[int, ...], int]:
         """Return how tensors like one are encoded: see `Coder` in saving/native/step.hpp."""
-        coder = codec.coder_of(tensor, bits, self.saving.group, self.saving.stochastic)
-        nbytes = codec.bytes_of(tensor.numel(), bits, self.saving.group)
+        group = self.saving.group
+        coder = codec.coder_of(tensor, bits, group, self.saving.stochastic, bounds)
+        nbytes = codec.bytes_of(tensor.numel(), bits, group)
         return *coder, nbytes
 
     def _hold(
@@ -221,6 +230,9 @@ class Step(_native.Step):
         choice = self._choice(tensor, path, op, exact is not None)
         bits, codes = choice.bits, None
         if bits is not None and bits != LOSSLESS:
+            bounds = bounds_of(op_of(tensor), tensor.dtype)
+            if not codec.fits(tensor, saving.group, small=bounds == codec.UNBOUNDED):
+                return None, BEYOND, KEEP
             least = least_bits(part, op if boundary else op_of(part))
             adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
             each = None
@@ -228,7 +240,7 @@ class Step(_native.Step):
                 each = adaptive.bits_of(path, tensor, len(self.records))
             bits = max(bits, least)
             if each is None:
-                codes = self.encode(tensor, bits)
+                codes = self.encode(tensor, bits, bounds=bounds)
             else:
                 codes = self.encode(each.rows, each.bits, each.capacity)
         positive = None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from actnn._errors import ActNNError
-from actnn.codec.codes import DTYPES
+from actnn.codec.codes import DTYPES, UNBOUNDED, Bounds, reached
 from actnn.codec.noise import RUN
 from kernel_runtime._native import TensorLaunch
 from kernel_runtime.cuda import driver
@@ -39,6 +39,7 @@ CodecC: Any = structure(
     "CodecC",
     **dict.fromkeys("x data params state bits ends".split(), _Pointer),
     **dict.fromkeys("rows m groups tiles group capacity tensor".split(), _Long),
+    **dict.fromkeys("lowest highest".split(), ctypes.c_float),
 )
 VARYING = tuple("x data params state bits ends capacity tensor".split())
 """What differs between the launches for tensors of one size."""
@@ -105,6 +106,7 @@ def _launch(
     rows: int,
     m: int,
     device: torch.device,
+    bounds: Bounds = UNBOUNDED,
     machine: Machine | None = None,
 ) -> TensorLaunch:
     """Return a launch for tensors of one size, which takes the values of `VARYING`.
@@ -119,6 +121,7 @@ def _launch(
         rows: Number of rows.
         m: Elements of a row.
         device: The device of the tensors.
+        bounds: Of the elements.
         machine: The machine that runs the kernel; None for the GPU of the tensors.
     """
     chosen = kernel_of(function, dtype, bits, group, stochastic, tiles)
@@ -127,6 +130,7 @@ def _launch(
     warps = rows * (groups - tiles_of_row * max(chosen.tile - 1, 0))
     grid = Grid((-(-warps // _WARPS), 1), _THREADS, shared_bytes=chosen.shared_bytes)
     arguments = CodecC(rows=rows, m=m, groups=groups, tiles=tiles_of_row, group=group)
+    arguments.lowest, arguments.highest = reached(bounds) if function == "encode" else bounds
     if machine is None:
         machine = driver.machine_of(device, SOURCES)
     return tensor_launch(machine, device, chosen.kernel, grid, arguments, VARYING)
@@ -154,6 +158,7 @@ def run(
     bits_of: Tensor | None = None,
     ends: Tensor | None = None,
     capacity: int = 0,
+    bounds: Bounds = UNBOUNDED,
     machine: Machine | None = None,
 ) -> None:
     """Encode or decode on the current stream.
@@ -172,6 +177,7 @@ def run(
         bits_of: int64 (rows,), the bits of each row if `bits` is 0.
         ends: int64 (rows,), the inclusive sums of `bits_of`.
         capacity: Sum of bits that data can hold if `bits` is 0.
+        bounds: Of the elements.
         machine: The machine that runs the kernel; None for the GPU of x.
 
     Raises:
@@ -189,7 +195,7 @@ def run(
         m = n // rows
         tiles = tiles and m % (2 * RUN) == 0
     shape = (function, x.dtype, bits, group, stochastic, tiles, rows, m)
-    start = launch_of(*shape, x.device, machine)
+    start = launch_of(*shape, x.device, bounds, machine)
     start(x, data, params, state, bits_of, ends, capacity, tensor)
 
 

@@ -16,6 +16,7 @@ from actnn.saving.dense import is_dense, whole_of
 from actnn.saving.exclusions import (
     BEYOND,
     CHECKPOINT,
+    CHOSEN_BITS,
     NONLINEAR_BITS,
     RELU,
     alive_anyway,
@@ -92,6 +93,7 @@ class Step:
         self._replaced: dict[int, tuple[Record, StorageWeakRef]] = {}
         self._queue = Queue()
         self.opaque: Opaque | None = None  # the compiled module that is running
+        self.announced = ("", 0)  # a unit that ran without records, and the next record then
         self.kept_until = 0  # the next record when a module last ran without hooks
 
     def forget(self) -> None:
@@ -226,7 +228,8 @@ class Step:
         if seen is not None and held is not None:
             path, boundary, _ = self._paths.current()
             bits = self.records[seen.record].choice.bits
-            if not boundary or bits is None or bits >= NONLINEAR_BITS:
+            least = NONLINEAR_BITS if self.saving.is_uniform else CHOSEN_BITS
+            if not boundary or bits is None or bits >= least:
                 self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}", path=path)
                 if self.saving.adaptive is not None:
                     self.saving.adaptive.share(seen.record, path)
@@ -300,6 +303,8 @@ class Step:
             if not codec.fits(tensor, saving.group, small=bounds == codec.UNBOUNDED):
                 return self._keep(tensor, BEYOND, tensor.nbytes, KEEP, path, op)
             least = least_bits(part, op if boundary else op_of(part))
+            if boundary and saving.is_uniform:
+                least = NONLINEAR_BITS
             adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
             each = None
             if adaptive is not None and is_dense(tensor):

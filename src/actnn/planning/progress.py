@@ -43,10 +43,15 @@ class Measuring:
         self._total += total
         if self._report is None and self._bar is None:
             console = Console(stderr=True)
-            columns = (TextColumn("fit"), BarColumn(), MofNCompleteColumn())
-            text = TextColumn("{task.description}")
             self._bar = Progress(
-                *columns, text, console=console, transient=True, disable=not console.is_terminal
+                TextColumn("fit"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+                console=console,
+                auto_refresh=False,
+                transient=True,
+                disable=not console.is_terminal,
             )
             self._bar.start()
             self._bar.add_task("")
@@ -64,6 +69,7 @@ class Measuring:
         if self._bar is not None:
             task = self._bar.tasks[0].id
             self._bar.update(task, completed=self._done, total=self._total, description=text)
+            self._bar.refresh()
         self._done += 1
 
     @property

@@ -103,6 +103,19 @@ class CompiledBlock(Swapped):
             step.opaque = None
 
 
+class Announced(Swapped):
+    """Goes in front of a unit that the model runs in a checkpoint, where it leaves no records."""
+
+    _actnn_unit: str
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Run the unit's own forward, and say that what is saved next belongs to the unit."""
+        if ACTIVE.steps:
+            step = ACTIVE.steps[-1][0]
+            step.announced = self._actnn_unit, len(step.records)
+        return super().forward(*arguments, **named)  # type: ignore[misc]
+
+
 class Unhooked(Swapped):
     """Goes in front of a compressed model whose plan holds no codes: no hooks are installed."""
 
@@ -191,11 +204,13 @@ def _select_compiled(module: nn.Module, choice: BlockChoice, selected: bool) -> 
 def _as_before(_: TensorInfo) -> Choice:
     """A policy: the choice for the unit that ran last."""
     step = ACTIVE.steps[-1][0]
-    for index in range(len(step.records) - 1, step.kept_until - 1, -1):
+    unit, first = step.announced
+    for index in range(len(step.records) - 1, max(step.kept_until, first) - 1, -1):
         found = step.saving.choice_of(step.records[index].module)
         if found is not None:
             return found
-    return Choice("keep")
+    announced = None if step.kept_until > first else step.saving.choice_of(unit)
+    return announced or Choice("keep")
 
 
 def as_run(units: list[Unit], choices: Sequence[BlockChoice]) -> tuple[BlockChoice, ...]:
@@ -231,6 +246,11 @@ def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> 
             swap(unit.module, Checkpointed)
         else:
             swap_back(unit.module, Checkpointed)
+        if unit.checkpointed and not plain:
+            vars(unit.module)["_actnn_unit"] = unit.path
+            swap(unit.module, Announced)
+        else:
+            swap_back(unit.module, Announced)
         if not plain:
             saved["" if choice.whole else unit.path] = Choice(choice.action, choice.bits)
         _select_compiled(unit.module, choice, not choice.whole)

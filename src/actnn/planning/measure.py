@@ -21,6 +21,7 @@ from actnn.planning.comparison import (
 )
 from actnn.planning.costs import Costs, UnitCosts, UnitMemory, typical, unit_memory, unit_seconds
 from actnn.planning.meter import meter_for
+from actnn.planning.progress import Measuring
 from actnn.planning.timeline import Timeline, record, record_times
 from actnn.planning.training_step import TrainingStep
 from actnn.planning.units import Unit
@@ -60,18 +61,34 @@ class Measurement:
         self._loss = 0.0
         self._other = np.inf
 
-    def costs(self, choices: Sequence[BlockChoice]) -> Costs[BlockChoice]:
+    def costs(
+        self, choices: Sequence[BlockChoice], progress: Measuring | None = None
+    ) -> Costs[BlockChoice]:
         """Measure every choice, for all units at a time.
 
         Units are marked that cannot be recomputed, and choices without noise whose gradient is not
         that of keeping all are left out.
+
+        Args:
+            choices: The choices; the first two are always measured.
+            progress: Is told what is measured, and ends it.
         """
+        progress = Measuring(None, None) if progress is None else progress
+        progress.next("comparing recomputation with keeping all")
         units = len(self._units)
         keep_all = [KEEP] * units
         self._again = mark_unrepeatable(self._units, lambda plan: self.compare(plan, keep_all))
         masks = self.compare([LOSSLESS] * units, keep_all)
         self._same_masks = masks.total <= limit_of(self._again)
-        of = {choice: self._measured(choice) for choice in choices if self.is_right(choice)}
+        of: dict[BlockChoice, UnitCosts] = {}
+        for index, choice in enumerate(choices):
+            if index > 1 and progress.is_over:
+                left = ", ".join(f"'{each}'" for each in choices[index:])
+                self.notes.append(f"max_seconds are over: not measured: {left}")
+                break
+            progress.next(f"each block: {choice}")
+            if self.is_right(choice):
+                of[choice] = self._measured(choice)
         keep = of.get(KEEP)
         for choice, each in of.items():
             if keep is not None and choice.memory == 1.0:

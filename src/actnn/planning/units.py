@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from actnn._errors import ActNNError
+from actnn.saving.active import in_checkpoint
 from actnn.saving.arguments import Watched
 from actnn.saving.held import counter_of
 from actnn.saving.recompute import buffer_versions
@@ -27,11 +28,13 @@ class Unit:
         path: Its name in the model.
         module: The module.
         once: Why its forward cannot run again; '' if it can.
+        checkpointed: Whether the model runs it in torch.utils.checkpoint, without reentry.
     """
 
     path: str
     module: nn.Module
     once: str = ""
+    checkpointed: bool = False
 
     @property
     def composite(self) -> bool:
@@ -116,12 +119,15 @@ def units_that_run(units: list[Unit], forward: Callable[[], object]) -> list[Uni
     inputs: dict[int, list[tuple[Tensor, int]]] = {}
     watched: dict[int, list[Watched]] = {}
     changed: dict[int, str] = {}
+    checkpointed: set[int] = set()
     buffers = [buffer_versions(unit.module) for unit in units]
 
     def enter(index: int, module: nn.Module, args: Any, named: Any) -> None:
         leaves = [leaf for leaf in tree_leaves((args, named)) if type(leaf) is Tensor]
         inputs.setdefault(index, []).extend((counter_of(x), x._version) for x in leaves)
         watched.setdefault(index, []).append(Watched(args, named))
+        if in_checkpoint():
+            checkpointed.add(index)
 
     def leave(index: int, module: nn.Module, args: Any, named: Any, output: Any) -> None:
         found = watched[index].pop().changed()
@@ -153,7 +159,10 @@ def units_that_run(units: list[Unit], forward: Callable[[], object]) -> list[Uni
             )
         return ""
 
-    return [replace(units[index], once=once(index)) for index in inputs]
+    return [
+        replace(units[index], once=once(index), checkpointed=index in checkpointed)
+        for index in inputs
+    ]
 
 
 def _distinct(units: list[Unit]) -> list[Unit]:

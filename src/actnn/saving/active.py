@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import checkpoint
 
 from actnn.saving import _native
 from actnn.saving.step import Step
@@ -54,6 +55,13 @@ def active_step() -> Step | None:
         if hooks is None or hooks[0] is not step.saving.hooks.pack:
             return None
     return step
+
+
+def in_checkpoint() -> bool:
+    """Whether torch.utils.checkpoint sees what is saved now."""
+    hooks = None if _innermost_hooks is None else _innermost_hooks(False)
+    code = None if hooks is None else getattr(hooks[0], "__code__", None)
+    return code is not None and code.co_filename == checkpoint.__file__
 
 
 def step_for(x: torch.Tensor) -> Step | None:

@@ -18,7 +18,7 @@ from actnn.saving import _native
 from actnn.saving.active import ACTIVE
 from actnn.saving.adaptive import Adaptive
 from actnn.saving.compiled import GraphHooks
-from actnn.saving.exclusions import tensors_in
+from actnn.saving.exclusions import CHECKPOINT, NONLINEAR_BITS, tensors_in
 from actnn.saving.held import Held
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.noise_states import NoiseStates
@@ -193,10 +193,14 @@ class Saving:
     def choice(self, info: TensorInfo) -> Choice:
         """Return what to do with a tensor."""
         found = self.explicit(info)
-        if found is None:
-            found = self.default if self.policy is None else self.policy(info)
+        if found is None and self.policy is not None:
+            found = self.policy(info)
             if not isinstance(found, Choice):
                 raise ActNNError(f"Expected policy to return a Choice, got {found!r} for {info}")
+        elif found is None:
+            found = self.default
+            if info.op == CHECKPOINT and found.bits is not None:  # nobody has named it
+                found = Choice(found.action, max(found.bits, NONLINEAR_BITS))
         if found.action == "recompute":  # what is saved here is an input of the module
             return KEEP if found.bits is None else Choice("compress", found.bits)
         if found.action == "compress" and found.bits is None:

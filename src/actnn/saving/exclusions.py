@@ -47,6 +47,7 @@ _BOUNDS: dict[str, Bounds] = {
 _LOG_SOFTMAX = "LogSoftmaxBackward0"
 # The exponential of numbers below these is 0: of float32, and of float64.
 _VANISHED, _VANISHED_IN_FLOAT64 = -104.0, -746.0
+CHOSEN_BITS = 4  # of an input of a checkpoint, if a choice or a policy names them
 BEYOND = "beyond float32"  # the reason in records for float64 that codes cannot express
 RELU = "ReluBackward0"  # of relu as a function; its backward needs the sign of the result
 CHECKPOINT = "checkpoint"  # as the operation: an input of a block that runs again in backward
@@ -170,7 +171,9 @@ def least_bits(tensor: Tensor, op: str) -> int:
         tensor: The tensor.
         op: Name of the autograd node that made it.
     """
-    if op in _NONLINEAR or op == CHECKPOINT:
+    if op == CHECKPOINT:
+        return CHOSEN_BITS
+    if op in _NONLINEAR:
         return NONLINEAR_BITS
     # Operands of attention: heads are split off by a transposed view (N, H, T, D). The result must
     # match them, or the recomputed probabilities do not sum to 1.

@@ -20,7 +20,9 @@ from actnn.saving.dense import is_dense, whole_of
 from actnn.saving.exclusions import (
     BEYOND,
     CHECKPOINT,
+    CHOSEN_BITS,
     FORMS,
+    NONLINEAR_BITS,
     RELU,
     bounds_of,
     is_attention,
@@ -73,6 +75,7 @@ class Step(_native.Step):
     Attributes:
         records: What was saved, in order.
         opaque: The compiled module that is running; None if there is none.
+        announced: A unit that ran without records, and the next record then.
         kept_until: The next record when a module last ran without hooks.
     """
 
@@ -84,6 +87,7 @@ class Step(_native.Step):
             saving.min_bytes,
             adaptive is not None and adaptive.statistics.per_sample,
             not saving.is_uniform,
+            NONLINEAR_BITS if saving.is_uniform else CHOSEN_BITS,
             saving.decides_by_kind,
             adaptive is not None,
             saving.counter,
@@ -94,6 +98,7 @@ class Step(_native.Step):
         self.saving = saving
         self._paths = paths
         self._queue = Queue()
+        self.announced = ("", 0)
         self.kept_until = 0
 
     def encode(
@@ -204,7 +209,7 @@ class Step(_native.Step):
         bits = choice.bits
         if choice.action == "keep" or (choice.action == "compress" and bits == LOSSLESS):
             return _KEEP, choice, exact or "kept", None, 0, False, False
-        least = least_bits(part, op if boundary else op_of(part))
+        least = self._least(part, op, boundary)
         adapts = self.saving.adaptive is not None and bits == self.saving.bits and least == 1
         if choice.action != "compress" or bits is None or adapts or tensor.dtype == torch.float64:
             return _OTHER, choice, "", None, 0, False, False
@@ -212,6 +217,11 @@ class Step(_native.Step):
         choice = choice if bits == choice.bits else Choice("compress", bits)
         bounds = bounds_of(op_of(tensor), tensor.dtype)
         return _ENCODE, choice, "", bounds, bits, op == RELU, is_attention(op)
+
+    def _least(self, part: Tensor, op: str, boundary: bool) -> int:
+        if not boundary:
+            return least_bits(part, op_of(part))
+        return NONLINEAR_BITS if self.saving.is_uniform else least_bits(part, op)
 
     def _coder(
         self, tensor: Tensor, bits: int, bounds: codec.Bounds
@@ -233,7 +243,7 @@ class Step(_native.Step):
             bounds = bounds_of(op_of(tensor), tensor.dtype)
             if not codec.fits(tensor, saving.group, small=bounds == codec.UNBOUNDED):
                 return None, BEYOND, KEEP
-            least = least_bits(part, op if boundary else op_of(part))
+            least = self._least(part, op, boundary)
             adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
             each = None
             if adaptive is not None and is_dense(tensor):

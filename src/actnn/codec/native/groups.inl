@@ -198,8 +198,9 @@ void encode_group(const Codec &codec, int64_t index) {
         load<kReal>(codec, place.at + i, count, x);
         range.add(x, count);
     }
-    ActnnGroup group = actnn_group(range.least(), range.most(), place.bits);
-    if (range.least() <= codec.lowest || range.most() >= codec.highest) {
+    const float low = range.least(), high = range.most();
+    ActnnGroup group = actnn_group(low, high, place.bits);
+    if (low <= codec.lowest || high >= codec.highest) {
         Inner inner;
         for (int64_t i = 0; i < place.count; i += kPiece) {
             const int count = int(std::min<int64_t>(place.count - i, kPiece));
@@ -232,6 +233,7 @@ void decode_group(const Codec &codec, int64_t index) {
     // rounded parameters may lie beyond the largest element, and beyond the bounds
     const float most = kReal == kFloat16 ? 65504.f : INFINITY;
     const float lowest = std::max(codec.lowest, -most), highest = std::min(codec.highest, most);
+    const bool limited = lowest > -INFINITY || highest < INFINITY;
     uint8_t codes[kPiece] = {}, packed[kPiece + 8] = {};
     float v[kPiece];
     for (int64_t i = 0; i < place.count; i += kPiece) {
@@ -247,10 +249,9 @@ void decode_group(const Codec &codec, int64_t index) {
             std::memcpy(codes + j, &eight, 8);
         }
         // the product is exact
-        for (int j = 0; j < count; ++j) {
-            v[j] = base + float(codes[j] - marked) * step;
+        for (int j = 0; j < count; ++j) v[j] = base + float(codes[j] - marked) * step;
+        for (int j = 0; limited && j < count; ++j)
             v[j] = v[j] < lowest ? lowest : v[j] > highest ? highest : v[j];
-        }
         for (int j = 0; marked && j < count; ++j)
             if (codes[j] == 0 || codes[j] == last) v[j] = codes[j] ? codec.highest : codec.lowest;
         store<kReal>(codec, place.at + i, count, v);

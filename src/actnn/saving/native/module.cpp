@@ -83,13 +83,13 @@ NB_MODULE(_native, m) {
     nb::class_<Step>(m, "Step")
         .def(
             "__init__",
-            [](Step *self, int64_t min_bytes, bool by_sample, bool decides_by_path, bool caches,
-               bool adaptive, std::shared_ptr<Counter> counter, const ModulePaths &paths,
-               Decisions &decisions, nb::object records) {
-                new (self) Step(min_bytes, by_sample, decides_by_path, caches, adaptive,
-                                std::move(counter), paths, decisions, std::move(records));
+            [](Step *self, int64_t min_bytes, bool by_sample, bool decides_by_path,
+               int least_shared, bool caches, bool adaptive, std::shared_ptr<Counter> counter,
+               const ModulePaths &paths, Decisions &decisions, nb::object records) {
+                new (self) Step(min_bytes, by_sample, decides_by_path, least_shared, caches,
+                                adaptive, std::move(counter), paths, decisions, std::move(records));
             },
-            nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+            nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
         .def("pack", &Step::pack)
         .def("add_known", &Step::add_known)
         .def("add_module", &Step::add_module)

@@ -11,7 +11,6 @@ namespace {
 
 constexpr size_t kMostOperands = 8;  // tensors that one operation saves
 constexpr int64_t kAlignment = 16, kMostAligned = int64_t{1} << 35;
-constexpr int kNonlinearBits = 8;  // as in exclusions.py
 
 // Words that Python knows, made once.
 struct Words {
@@ -257,7 +256,7 @@ nb::object Step::pack(const nb::handle &tensor) {
         bool usable = !where.boundary;
         if (!usable) {
             const nb::object bits = records_[shared].choice.attr("bits");
-            usable = bits.is_none() || nb::cast<int>(bits) >= kNonlinearBits;
+            usable = bits.is_none() || nb::cast<int>(bits) >= least_shared_;
         }
         if (usable) {
             seen->nbytes = 0;

@@ -21,8 +21,8 @@ from quant_gru.modules.gru import QuantGRU
 # Beyond these arguments sigmoid and tanh are flat: codes spent there change no state.
 _FLAT_SIGMOID, _FLAT_TANH = 8.0, 4.0
 
-# Scales of least effect on the states are at most twice those that cover the values. Finer ones clip
-# few values, or are less than this much finer. With many codes left, a coarse scale does no harm.
+# Scales of least effect on the states are at most twice those that cover the values. Finer ones
+# clip few values, or are less than this much finer. With many codes left, coarse ones do no harm.
 _COARSER, _FINER = 4.0, 8.0
 _CODES_LEFT = 64
 _CLIPPED = 0.2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -33,11 +32,10 @@ _ROWS_AT_ONCE = 256  # of the calls of a cell; more would leave the cache
 class OperatorSQNR(dict[str, float]):
     """SQNR in dB by operator; `print` it for a table.
 
-    Operators whose scale is bad come first, the worst one before the others; then all others, the
-    lowest SQNR first.
+    Operators whose scale is bad come first, the worst one before the others.
 
     Args:
-        values: Operator -> SQNR in dB, in any order.
+        values: Operator -> SQNR in dB.
         remarks: See below, the worst one first.
 
     Attributes:
@@ -46,12 +44,7 @@ class OperatorSQNR(dict[str, float]):
     """
 
     def __init__(self, values: Mapping[str, float], remarks: Mapping[str, str]) -> None:
-        rest = sorted(
-            (math.inf if math.isnan(value) else value, name)
-            for name, value in values.items()
-            if name not in remarks
-        )
-        super().__init__({name: values[name] for name in (*remarks, *(name for _, name in rest))})
+        super().__init__({name: values[name] for name in (*remarks, *values)})
         self.remarks = dict(remarks)
 
     def __str__(self) -> str:
@@ -85,8 +78,7 @@ def operator_sqnr(
         Operator name with the suffix of nn.GRU's parameters ('gate.z_out_l0') -> SQNR in dB,
         10 log10(sum(real^2) / sum((real - quantized)^2)). For a model, the name of the GRU comes
         first ('encoder.gate.z_out_l0'). Fused operators are omitted. It is a dict, whose first
-        operators are those with a bad scale, with `remarks` on these; others follow, the lowest
-        SQNR first.
+        operators are those with a bad scale, with `remarks` on these.
 
     Raises:
         CalibrationError: A GRU has no scales, or the model has no GRUs.
@@ -94,9 +86,7 @@ def operator_sqnr(
 
     Example:
         >>> found = operator_sqnr(quantized, batches)
-        >>> worst = next(iter(found))
-        >>> print(found.remarks.get(worst, "its scale fits the values"))
-        its scale fits the values
+        >>> worst = next(iter(found.remarks), min(found, key=found.get))
     """
     given = hx if callable(hx) else None
     if isinstance(gru, QuantGRU):

@@ -21,6 +21,7 @@ constexpr double kWide = 1 << 14;
 constexpr double kFlatSigmoid = 11, kFlatTanh = 6, kCovered = 31. / 32;
 constexpr float kClipped = 2.f;
 constexpr double kTie = 1e-9, kZeroTie = 0.02;
+constexpr double kLeastScale = 0x1p-126, kMostScale = 0x1p127;
 constexpr int kCoarser = 1, kFiner = 16, kPatience = 3;
 constexpr int64_t kLanes = 16, kChunk = 512;
 
@@ -377,6 +378,7 @@ Choice Effects::choose(Quantized op, const Codes &codes) {
     // Returns whether the scale is better than all before, with any zero point.
     const auto consider = [&](double scale) {
         scale = static_cast<double>(static_cast<float>(scale));
+        if (scale < kLeastScale || scale > kMostScale) return false;
         bool better = false;
         double at_scale = INFINITY;
         for (double zero : zero_points(codes, scale)) {

@@ -9,19 +9,18 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from actnn._errors import ActNNError
-from actnn.allocation import Sensitivities
 from actnn.layers.levels import Level, level_of
 from actnn.layers.registry import mixin_for
 from actnn.saving.active import transformed
-from actnn.saving.adaptive import Adaptive
 from actnn.saving.compiled import call
 from actnn.saving.context import MIN_BYTES, Saving
+from actnn.saving.measured import Measured
+from actnn.saving.norms import NORMS
 from actnn.saving.records import LOSSLESS, Choice, Policy
 from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
 from actnn.saving.uncompiled import uncompiled
 
 Model = TypeVar("Model", bound=nn.Module)
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class Root(Swapped):
@@ -43,9 +42,12 @@ class Root(Swapped):
         saving = self.actnn
         if saving.model is not cast(nn.Module, self):  # a copy of a compressed model
             saving.bind(cast(nn.Module, self))
+        watch = None if saving.adaptive is None else saving.adaptive.watch
+        replay = None if watch is None else watch(saving, run, arguments, named)
         with saving:
             saving.add_inputs((arguments, named))
-            return call(run, arguments, named)
+            output = call(run, arguments, named)
+        return output if replay is None else replay.watch(output)
 
     uncompiled(forward, callees=False)
 
@@ -106,7 +108,7 @@ def compress(
     saving.bind(model)
     saving.set_choices(_choices(model, chosen))
     if chosen.adaptive and saving.bits != LOSSLESS:
-        saving.adaptive = Adaptive(model, Sensitivities(saving.bits, per_sample=False), group)
+        saving.adaptive = Measured(model, saving.bits, group)
     return model
 
 

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from actnn._errors import ActNNError
-from actnn.layers.compress import NORMS, compress
+from actnn.layers.compress import compress
 from actnn.notes.config import config
 from actnn.notes.schemes import QBNScheme, QScheme, make_statistics
 from actnn.saving import Choice, Saving
-from actnn.saving.adaptive import Adaptive, kernel_positions
+from actnn.saving.adaptive import Adaptive
+from actnn.saving.layer_inputs import kernel_positions
+from actnn.saving.norms import NORMS
 
 
 class QModule(nn.Module):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from actnn._errors import ActNNError
 from actnn.codec.arguments import check_group
 from actnn.saving.active import ACTIVE
-from actnn.saving.adaptive import Adaptive
 from actnn.saving.compiled import GraphHooks
 from actnn.saving.exclusions import add_known, known_storages, tensors_in
 from actnn.saving.held import Held
@@ -23,6 +23,7 @@ from actnn.saving.module_paths import ModulePaths
 from actnn.saving.noise_states import NoiseStates
 from actnn.saving.recompute import leave_untouched, recompute_only
 from actnn.saving.records import KEEP, Choice, Policy, Record, TensorInfo, checked_bits
+from actnn.saving.settings import Allocator
 from actnn.saving.step import Step
 from actnn.saving.uncompiled import uncompiled
 
@@ -92,7 +93,7 @@ class Saving:
         self.group, self.policy, self.min_bytes = group, policy, min_bytes
         self.stochastic = stochastic
         self.records: list[Record] = []
-        self.adaptive: Adaptive | None = None
+        self.adaptive: Allocator | None = None
         self.default = Choice("offload" if swap else "compress", bits)
         self._choices: dict[str | tuple[str, int], Choice] = {}
         self._resolved: dict[str, Choice | None] = {}
@@ -195,6 +196,22 @@ class Saving:
         """Return seed and step for the noise, on a device: int64, shape (2,)."""
         return self._noise.on(device)
 
+    @contextmanager
+    def noise_at(self, step: int) -> Iterator[None]:
+        """Give the next step the noise of another one; afterwards the noise goes on as before."""
+        with self._noise.at(step):
+            yield
+
+    @contextmanager
+    def lossless(self) -> Iterator[None]:
+        """Keep all tensors as they are."""
+        kept = self.default, self.policy, self._choices, self._resolved
+        self.default, self.policy, self._choices, self._resolved = KEEP, None, {}, {}
+        try:
+            yield
+        finally:
+            self.default, self.policy, self._choices, self._resolved = kept
+
     def watch(self, held: Held) -> None:
         """Count what is held as long as it exists."""
         self._held.add(held)
@@ -207,7 +224,7 @@ class Saving:
             for tensor in tensors:
                 add_known(ACTIVE.steps[-1][0].known, tensor, "input")
             if self.adaptive is not None and tensors and tensors[0].ndim:
-                self.adaptive.samples = tensors[0].shape[0]
+                self.adaptive.begin_batch(tensors[0].shape[0])
 
     @uncompiled
     def __enter__(self) -> Saving:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from actnn.allocation import Sensitivities
 from actnn.saving.held import Held
 from actnn.saving.records import Choice, TensorInfo
+
+if TYPE_CHECKING:
+    from actnn.saving.context import Saving
+    from actnn.saving.replay import Replay
 
 
 class Bits(NamedTuple):
@@ -28,23 +32,41 @@ class Bits(NamedTuple):
 
 
 class Allocator(Protocol):
-    """See `actnn.saving.adaptive.Adaptive`."""
+    """See `actnn.saving.measured.Measured` and `actnn.saving.adaptive.Adaptive`."""
 
     @property
-    def statistics(self) -> Sensitivities:
-        """Ranges and energies."""
+    def by_sample(self) -> bool:
+        """Whether samples of a tensor have bits of their own."""
         ...
 
-    def bits_of(self, path: str, tensor: Tensor, record: int) -> Bits | None:
+    def begin_step(self, model: nn.Module | None) -> None:
+        """Begin a forward pass of a model."""
+        ...
+
+    def begin_batch(self, samples: int) -> None:
+        """Say how many samples the model's input has."""
+        ...
+
+    def bits_of(self, path: str, tensor: Tensor, record: int, *, norm: bool) -> Bits | None:
         """Bits of a tensor that is about to be compressed."""
+        ...
+
+    def bits_of_derivative(self, path: str, elements: int) -> int | None:
+        """Bits of the codes of a derivative; None for those of all tensors."""
         ...
 
     def share(self, record: int, path: str) -> None:
         """Say that a module saves a tensor whose codes are held already."""
         ...
 
-    def observe(self, path: str, gradient: Tensor) -> None:
-        """Take in the gradient of the output of a layer."""
+    def watch(
+        self, saving: Saving, forward: Callable[..., Any], arguments: Any, named: Any
+    ) -> Replay | None:
+        """Begin a forward of the model; return what is to see its output, or None."""
+        ...
+
+    def detach(self) -> None:
+        """Remove what observes the model."""
         ...
 
 

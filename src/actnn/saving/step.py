@@ -26,6 +26,7 @@ from actnn.saving.exclusions import (
 )
 from actnn.saving.held import Compressed, Held, Kept, View
 from actnn.saving.module_paths import ModulePaths
+from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
 from actnn.saving.scaled import Promised, Scale, Seen
@@ -172,8 +173,13 @@ class Step:
         Returns:
             1 to 8; None if it is to be held as it is or moved to host memory.
         """
-        choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
-        return choice.bits if choice.action == "compress" and choice.bits != LOSSLESS else None
+        path = self._paths.current()[0]
+        choice = self._choice(tensor, path, op_of(tensor))
+        if choice.action != "compress" or choice.bits == LOSSLESS:
+            return None
+        adaptive = self.saving.adaptive if choice.bits == self.saving.bits else None
+        own = None if adaptive is None else adaptive.bits_of_derivative(path, tensor.numel())
+        return choice.bits if own is None else own
 
     def rounds(self, tensor: Tensor) -> bool:
         """Whether a tensor that the running module saves is rounded, wherever it is held."""
@@ -248,7 +254,7 @@ class Step:
             self._seen[name] = Seen(weakref.ref(held), made, index, scale, tensor.nbytes)
         # Bits per sample need one row for each sample, so that the codes may have another shape.
         adaptive = self.saving.adaptive
-        by_sample = adaptive is not None and adaptive.statistics.per_sample
+        by_sample = adaptive is not None and adaptive.by_sample
         other = whole is not tensor or (dense and by_sample)
         packed = View(held, tensor, whole) if other else held
         self._operands.add(tensor, packed, index)
@@ -291,13 +297,14 @@ class Step:
         if bits is not None and bits != LOSSLESS:
             least = least_bits(part, op if boundary else op_of(part))
             adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
-            each = None
+            norm, each = instead is not None or is_norm(module), None
             if adaptive is not None and is_dense(tensor):
-                each = adaptive.bits_of(path, tensor, len(self.records))
-            bits = max(bits, least)
+                each = adaptive.bits_of(path, tensor, len(self.records), norm=norm)
+            bits = max(bits, least, NORM_BITS if norm else 1)
             if each is None:
                 codes = self.encode(tensor, bits)
             else:
+                bits = saving.bits if isinstance(each.bits, Tensor) else each.bits
                 codes = self.encode(each.rows, each.bits, each.capacity)
         positive = None
         if codes is not None and op == RELU and is_dense(tensor):

@@ -51,12 +51,13 @@ class PostNorm(nn.Module):
                 nn.init.normal_(p, std=0.02)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Return the loss of predicting the tokens themselves, ids: (N, T)."""
         y = self.head(self.blocks(self.embedding(ids)))
         return F.cross_entropy(y.flatten(0, 1), ids.flatten())
 
 
 def model_of(name: str) -> Model:
-    """Return how to make a model, its loss for a batch by number, and the least bytes to compress."""
+    """Return how to make a model, its loss for a batch by number, and `min_bytes`."""
     random = torch.Generator().manual_seed(0)
     if name == "postnorm":
         ids = torch.randint(256, (16, 64), generator=random)

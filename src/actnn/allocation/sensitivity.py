@@ -157,10 +157,10 @@ class Sensitivities:
 
     def step(self) -> None:
         """Begin a training step, and allocate across layers when it is time."""
+        self._leader = None
         if self.paused:
             return
         self.steps += 1
-        self._leader = None
         if not self.per_layer:
             return
         due = self.steps % self.refresh == 0 or self.steps in (3, EARLY)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from actnn import codec
@@ -16,7 +15,7 @@ from actnn.saving.active import active_step
 from actnn.saving.layer_inputs import Layer
 from actnn.saving.replay import Replay
 from actnn.saving.settings import Bits
-from actnn.saving.trials import Trial, Trials
+from actnn.saving.trials import Trial, Trials, capturing
 
 if TYPE_CHECKING:
     from actnn.saving.context import Saving
@@ -74,10 +73,8 @@ class Adaptive:
         """Begin a forward pass of a model. A step that a CUDA graph captures learns nothing."""
         self._count.clear()
         self._names.clear()
-        cuda, statistics = torch.cuda, self.statistics
-        capturing = cuda.is_available() and cuda.is_current_stream_capturing()
-        statistics.paused = capturing or self._trials.running
-        statistics.step()
+        self.statistics.paused = capturing() or self._trials.running
+        self.statistics.step()
 
     def begin_batch(self, samples: int) -> None:
         """Say how many samples the model's input has."""

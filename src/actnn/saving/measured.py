@@ -92,6 +92,8 @@ class Measured:
 
     def begin_step(self, model: nn.Module | None) -> None:
         """Begin a forward pass."""
+        if self._saved:
+            self._trials.begin_step(model)
         self._count.clear()
         self._names.clear()
         self._saved.clear()

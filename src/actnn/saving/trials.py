@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from actnn._errors import ActNNError, ActNNWarning
+from actnn._errors import ActNNWarning
 from actnn.allocation.threshold import MAX_BITS
 from actnn.saving.active import ACTIVE
 from actnn.saving.compiled import call
@@ -19,7 +19,7 @@ from actnn.saving.replay import Gradient, Replay
 if TYPE_CHECKING:
     from actnn.saving.context import Saving
 
-FIRST = 2  # the first forward that is kept for a trial, and the next one, for the variance
+FIRST = 1  # the first forward that is kept for a trial, and the next one, for the variance
 AGAIN = (20, 100, 300)  # forwards at which gradients are compared again, and every LATER after
 LATER = 1000
 PATIENCE = 20  # forwards without a trial after which a warning says so
@@ -79,7 +79,7 @@ class Trials:
 
     def __init__(self, average: float) -> None:
         self._average = average
-        self._forwards = 0
+        self._forwards = self._steps = 0
         self._next = FIRST
         self._replays: list[Replay] = []
         self.failed = self.running = False
@@ -89,6 +89,23 @@ class Trials:
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies share; batches stay here."""
         return self.__dict__ | {"_replays": []}
+
+    def begin_step(self, model: nn.Module | None) -> None:
+        """Begin a step whose bits could be measured; warn if trials never come."""
+        if self.running or self.failed or self.runs or model is None or not model.training:
+            return
+        self._steps += 1
+        if capturing():
+            self.warn(
+                "Expected at least 3 training steps before one is captured in a CUDA graph, so "
+                "that the bits of level L3 are measured, got none; bits stay equal"
+            )
+        elif self._steps == PATIENCE:
+            self.warn(
+                "Expected the outputs of the model to get a gradient, so that the bits of level "
+                f"L3 can be measured, got none in {PATIENCE} steps; bits stay equal. Call the "
+                "compressed model itself, and let it return tensors"
+            )
 
     def watch(
         self,
@@ -120,13 +137,6 @@ class Trials:
         if self._forwards >= self._next and not self.failed:
             replay = Replay(model, arguments, named)
             self._replays.append(replay)
-            late = self._next == FIRST and self._forwards == FIRST + PATIENCE
-            if late and model.training:
-                self.warn(
-                    "Expected the outputs of the model to get a gradient, so that the bits of "
-                    f"level L3 can be measured, got none in {PATIENCE} steps; bits stay equal. "
-                    "Call the compressed model itself, and let it return tensors"
-                )
             return replay
         return None
 
@@ -138,9 +148,9 @@ class Trials:
             later = now + LATER - now % LATER
             after = next((step for step in AGAIN if step > now), later)
             self._next = after if done else now
-        except ActNNWarning:  # warnings may be errors
+        except Warning:  # warnings may be errors
             raise
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ActNNError) as e:
+        except Exception as e:  # what the forward raises, or no memory: training goes on
             self.failed = True
             self.warn(
                 "Expected the forward of the model to run once more with the same inputs, so that "
@@ -215,6 +225,9 @@ def _is_inside(saving: Saving) -> bool:
     """Whether a forward is not the outermost of a step in the loop of the user."""
     if any(step.saving is saving for step, _ in ACTIVE.steps):
         return True
-    cuda = torch.cuda
-    capturing = cuda.is_available() and cuda.is_current_stream_capturing()
-    return capturing or torch._C._current_graph_task_id() != -1
+    return capturing() or torch._C._current_graph_task_id() != -1
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph captures what runs."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -51,7 +51,7 @@ quiet = pytest.mark.filterwarnings("ignore:Compression adds", "ignore:Level L3 u
 def test_tensors_get_different_bits_within_the_budget():
     net = model()
     adaptive = measured(net)
-    train(net, 3)
+    train(net, 2)
     assert adaptive.bits == {}
     train(net, 1)
     assert len(set(adaptive.bits.values())) > 1
@@ -77,7 +77,7 @@ def test_training_does_not_notice_the_extra_steps():
         torch.manual_seed(1)
         random.seed(1)
         np.random.seed(1)
-        train(net, 3)
+        train(net, 2)
         fired = []
         net[0].weight.register_post_accumulate_grad_hook(fired.append)
         x = images()
@@ -87,7 +87,7 @@ def test_training_does_not_notice_the_extra_steps():
         found.append([t.clone() for t in state])
         found[-1] += [random.random(), np.random.rand(), int(net.actnn._noise._step)]
         assert fired == []
-        assert int(net.actnn.noise_state(torch.device("cpu"))[1]) == 4
+        assert int(net.actnn.noise_state(torch.device("cpu"))[1]) == 3
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
@@ -110,7 +110,7 @@ class Shared(nn.Module):
 def test_an_input_that_layers_share_costs_the_sum_of_all():
     net = Shared()
     adaptive = measured(net)
-    train(net, 3, lambda: torch.randn(32, 64))
+    train(net, 2, lambda: torch.randn(32, 64))
     seen = {}
     judge = adaptive._measure
 
@@ -149,6 +149,7 @@ def test_outputs_may_be_structures_and_depend_on_each_other():
             return {"loss": y.square().mean(), "logits": (y, None)}
 
     net = Net()
+    plain = copy.deepcopy(net)
     adaptive = measured(net)
     gradients = []
     judge = adaptive._judge
@@ -163,8 +164,9 @@ def test_outputs_may_be_structures_and_depend_on_each_other():
         net.zero_grad()
         output = net(x, scale=2.0)
         output["loss"].backward()
-    exact = Gradient([p.grad for p in net.parameters()], [])
-    assert gradients[0].energy() == pytest.approx(exact.energy(), rel=0.2)
+    plain(x, scale=2.0)["loss"].backward()
+    exact = Gradient([p.grad for p in plain.parameters()], [])
+    assert gradients[0].relative(exact) < 1e-10
     assert adaptive.bits
 
 
@@ -270,11 +272,12 @@ def test_a_gradient_that_codes_make_infinite_is_never_silent():
 def test_gradients_that_are_zero_or_overflow_at_first_are_measured_later():
     net = model()
     adaptive = measured(net)
-    for step in range(12):
+    for step in range(14):
         scale = (0.0, float("inf"), 1.0)[min(step // 4, 2)]
         net.zero_grad()
         (net(images()).square().mean() * scale).backward()
-        assert bool(adaptive.bits) == (step >= 10), step
+        assert step > 8 or adaptive.bits == {}
+    assert adaptive.bits
 
 
 @quiet
@@ -294,7 +297,7 @@ def test_a_model_that_is_never_called_itself_says_so():
     def run():
         for _ in range(30):
             with net.actnn:
-                y = net[:3](images())
+                y = net[2](net[1](net[0](images())))
             y.square().mean().backward()
 
     with pytest.warns(actnn.ActNNWarning, match="Call the compressed model itself") as caught:
@@ -309,7 +312,8 @@ def test_a_captured_step_is_not_repeated(monkeypatch):
     train(net, 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    train(net, 5)
+    with pytest.warns(actnn.ActNNWarning, match="at least 3 training steps before one is captured"):
+        train(net, 5)
     assert adaptive._trials.runs == 0
     monkeypatch.undo()
     train(net, 3)
@@ -320,7 +324,7 @@ def test_a_captured_step_is_not_repeated(monkeypatch):
 def test_copies_go_on_by_themselves():
     net = model()
     measured(net)
-    train(net, 3)
+    train(net, 2)
     other = copy.deepcopy(net)
     train(net, 2)
     assert net.actnn.adaptive.bits
@@ -354,7 +358,9 @@ def test_nothing_of_a_trial_is_held():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.cfloat], ids=str)
 def test_gradients_of_other_types(dtype):
     net = nn.Sequential(
-        nn.Linear(64, 64, dtype=dtype), nn.Linear(64, 64, dtype=dtype), nn.Linear(64, 4).to(dtype)
+        nn.Linear(64, 64, dtype=dtype),
+        nn.Linear(64, 64, dtype=dtype),
+        nn.Linear(64, 4, dtype=dtype),
     )
     adaptive = measured(net)
     for _ in range(4):
@@ -379,9 +385,9 @@ def test_gradients_on_several_devices_are_compared():
     )
     other = Gradient([None if x is None else x * 1.5 for x in a], [])
     assert other.relative(exact) == pytest.approx(0.25, rel=1e-2)
-    assert Gradient([x if x is None else x * float("nan") for x in a], []).relative(
-        exact
-    ) == float("inf")
+    assert Gradient([x if x is None else x * float("nan") for x in a], []).relative(exact) == float(
+        "inf"
+    )
 
 
 @quiet

@@ -136,7 +136,7 @@ class Step:
         self,
         tensor: Tensor,
         instead_of: Tensor,
-        y: Tensor,
+        y: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> None:
@@ -145,15 +145,15 @@ class Step:
         Args:
             tensor: The tensor, dense.
             instead_of: The tensor that torch would save.
-            y: tensor x weight + bias: nothing more is held for it if it is saved, too.
+            y: tensor x weight + bias: nothing more is held for it if it is saved, too. Or None.
             weight: For the last dimensions, or None.
             bias: For the last dimensions, or None.
         """
-        storage = y.untyped_storage()
-        key = (storage._cdata, y.storage_offset(), y.numel(), y.dtype, y._version)
         promised = None
-        same = [p is None or p.dtype == y.dtype for p in (weight, bias)]
-        if y.stride() == tensor.stride() and is_dense(y) and all(same):
+        same = [y is not None and (p is None or p.dtype == y.dtype) for p in (weight, bias)]
+        if y is not None and y.stride() == tensor.stride() and is_dense(y) and all(same):
+            storage = y.untyped_storage()
+            key = (storage._cdata, y.storage_offset(), y.numel(), y.dtype, y._version)
             promised = Promised(key, StorageWeakRef(storage), Scale.of(weight, bias))
         op = op_of(instead_of)
         claim = _Claim("normalized input", instead_of, KEEP, op, promised)

@@ -36,7 +36,7 @@ class _BatchNorm(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call
     ) -> Tensor:
-        y, mean, inverse, _, _ = torch._batch_norm_impl_index(  # type: ignore[attr-defined]
+        y, mean, inverse, _, _ = torch._batch_norm_impl_index(
             x,
             weight,
             bias,
@@ -49,7 +49,7 @@ class _BatchNorm(Function):
         )
         ctx.eps = call.eps
         ctx.save_for_backward(x, mean, inverse, weight)
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,4 +1,4 @@
-"""Layer and RMS norms keep codes of their normalized input, and a linear layer after them shares it.
+"""Layer and RMS norms keep codes of their normalized input.
 
 Beside large tokens, a small one would vanish in the range of its group, and its norm would enlarge
 the noise. A linear layer after a norm saves the norm's result: it is made again from the same
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 
 from actnn.saving.active import step_for
 from actnn.saving.dense import is_dense
@@ -211,7 +212,7 @@ class Recognized(Swapped):
 def _recognized(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor) -> _Settings | None:
     """Return what a module normalizes, if it has the values of a norm for random parameters."""
     kept, random = dict(module._parameters), torch.Generator().manual_seed(0)
-    size = module.weight.numel()
+    size = cast(Tensor, module.weight).numel()
     axes = [-1] if x.ndim > 1 and x.shape[-1] == size else []
     axes += [1] if x.ndim > 2 and x.shape[1] == size else []
     rates = {v for v in vars(module).values() if type(v) is float and 0 < v < 0.1}
@@ -231,7 +232,8 @@ def _recognized(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor) -> _
             module._parameters[name] = None if each is None else nn.Parameter(drawn(size))
         weight, bias = module._parameters["weight"], module._parameters.get("bias")
         assert weight is not None
-        with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+        plain = saved_tensors_hooks(lambda each: each, lambda each: each)  # no part of the step
+        with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), plain:
             for axis in axes:
                 # so small that eps matters
                 probe = drawn(*(2 for _ in x.shape[1:]), size).mul_(0.01) + 0.003

@@ -69,6 +69,11 @@ class Adaptive:
         for handle in self._handles:
             handle.remove()
 
+    @property
+    def floor(self) -> int:
+        """The fewest bits of tensors that have no bits of their own."""
+        return self._at or 1
+
     def begin_step(self, model: nn.Module | None) -> None:
         """Begin a forward pass of a model. A step that a CUDA graph captures learns nothing."""
         self._count.clear()

@@ -90,6 +90,11 @@ class Measured:
 
     # What a step asks.
 
+    @property
+    def floor(self) -> int:
+        """The fewest bits of tensors that have no bits of their own."""
+        return REST if self._trial is not None and self._trial[1] == REST else 1
+
     def begin_step(self, model: nn.Module | None) -> None:
         """Begin a forward pass."""
         if self._saved:

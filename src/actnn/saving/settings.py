@@ -39,6 +39,11 @@ class Allocator(Protocol):
         """Whether samples of a tensor have bits of their own."""
         ...
 
+    @property
+    def floor(self) -> int:
+        """The fewest bits of tensors that have no bits of their own; above 1 in trials."""
+        ...
+
     def begin_step(self, model: nn.Module | None) -> None:
         """Begin a forward pass of a model."""
         ...

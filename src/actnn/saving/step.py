@@ -179,7 +179,7 @@ class Step:
             return None
         adaptive = self.saving.adaptive if choice.bits == self.saving.bits else None
         own = None if adaptive is None else adaptive.bits_of_derivative(path, tensor.numel())
-        return choice.bits if own is None else own
+        return max(choice.bits or self.saving.bits, _floor(self.saving)) if own is None else own
 
     def rounds(self, tensor: Tensor) -> bool:
         """Whether a tensor that the running module saves is rounded, wherever it is held."""
@@ -300,7 +300,7 @@ class Step:
             norm, each = instead is not None or is_norm(module), None
             if adaptive is not None and is_dense(tensor):
                 each = adaptive.bits_of(path, tensor, len(self.records), norm=norm)
-            bits = max(bits, least, NORM_BITS if norm else 1)
+            bits = max(bits, least, NORM_BITS if norm else 1, _floor(saving))
             if each is None:
                 codes = self.encode(tensor, bits)
             else:
@@ -370,3 +370,8 @@ class Step:
         index = len(self.records)
         record = Record(index, path, tensor.shape, tensor.dtype, nbytes, held, reason, choice, op)
         self.records.append(record)
+
+
+def _floor(saving: Settings) -> int:
+    """Return the fewest bits of tensors that have no bits of their own."""
+    return 1 if saving.adaptive is None else saving.adaptive.floor

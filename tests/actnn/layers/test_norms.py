@@ -133,7 +133,9 @@ class Activated(nn.BatchNorm2d):
 @pytest.mark.parametrize("kind", [nn.BatchNorm2d, Activated])
 def test_batch_norms_of_level_L3_are_exact_forward_and_close_backward(kind, affine):
     torch.manual_seed(0)
-    exact = nn.Sequential(nn.Conv2d(3, 8, 3), kind(8, affine=affine), nn.Conv2d(8, 4, 3))
+    exact = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), kind(8, affine=affine), nn.Conv2d(8, 4, 3)
+    )
     net = actnn.compress(copy.deepcopy(exact), level="L3", bits=8, min_bytes=0)
     assert is_swapped(net[1], BatchNorm)
     x = torch.randn(4, 3, 12, 12) + 2

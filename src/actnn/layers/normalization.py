@@ -64,7 +64,8 @@ class _Normalization(Function):
         made = y if settings.axis == -1 else None
         step.promise(normalized, x, made, weight, bias)
         # bits that adapt may be so few that the projection must be corrected
-        ctx.settings, ctx.corrected = settings, step.saving.adaptive is not None
+        ctx.corrected = settings.centred and step.saving.adaptive is not None
+        ctx.settings = settings
         ctx.save_for_backward(normalized, mean, inverse, weight)
         return y
 
@@ -118,8 +119,6 @@ def _of_norm(
     mean = (scaled * normalized).mean(dims, keepdim=True)
     if corrected:
         variance = normalized.float().var(dims, correction=0, keepdim=True)
-        if not settings.centred:
-            variance = normalized.float().square().mean(dims, keepdim=True)
         mean = mean / excess(variance, inverse, settings.eps).square().to(mean.dtype)
     return torch.addcmul(scaled, normalized, mean, value=-1).mul_(inverse), dweight
 
@@ -128,8 +127,9 @@ def excess(variance: Tensor, inverse: Tensor, eps: float) -> Tensor:
     """Return by which factor noise has enlarged the variance of a normalized tensor.
 
     A norm's backward subtracts x mean(g x). With noise e in x, the gain of x x^T is 1 + var(e)
-    instead of 1, so that errors can grow from layer to layer. Divided by the square of this factor,
-    the term has the least expected error.
+    instead of 1, so that errors can grow from layer to layer: the term is divided by the square of
+    this factor. What the gradient has along the exact x is then not all removed. In RMS norms, whose
+    x has a mean, that is much, the same for many tokens, and adds up: there it is not done.
 
     Args:
         variance: That of the decoded tensor.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 SAMPLED = 1 << 16  # elements of each gradient that stand for all of it
@@ -94,6 +95,20 @@ def _sample(gradient: Tensor | None) -> Tensor | None:
     return taken.to(torch.float32, copy=True).mul_(scale)
 
 
+class _Through(Function):
+    """The same tensor, whose gradient is shown to a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, take: Callable[[Tensor], None]) -> Tensor:
+        ctx.take = take
+        return x.detach()  # no view: fully_shard warns of these
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.take(gradient)
+        return gradient, None
+
+
 class Replay:
     """Copies of the inputs of one forward, the state of random numbers, and what backward gave.
 
@@ -118,10 +133,9 @@ class Replay:
         leaves, form = tree_flatten(output)
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                # Outputs may depend on each other, as a loss does on logits. The gradient of this
-                # view is what comes from outside alone.
-                leaves[index] = leaf.view_as(leaf)
-                leaves[index].register_hook(partial(self._take, index))
+                # Outputs may depend on each other, as a loss does on logits. Here passes what comes
+                # from outside alone.
+                leaves[index] = _Through.apply(leaf, partial(self._take, index))
         return form.unflatten(leaves)
 
     def _take(self, index: int, gradient: Tensor) -> None:

@@ -85,6 +85,7 @@ class Trials:
         self.failed = self.running = False
         self._warned: set[str] = set()
         self.runs = 0  # steps that trials have run
+        self._repeated = 0  # trials that had nothing to compare
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies share; batches stay here."""
@@ -135,6 +136,14 @@ class Trials:
         if len(self._replays) == 2:
             self._run(Trial(saving, forward, self._replays), judge)
         if self._forwards >= self._next and not self.failed:
+            if any(type(p) is not nn.Parameter for p in model.parameters() if p.requires_grad):
+                self.failed = True
+                self.warn(
+                    "Expected the parameters to be plain ones, so that gradients can be compared, "
+                    "got those of another class, such as fully_shard makes. Bits stay equal; "
+                    "nothing warns of noise"
+                )
+                return None
             replay = Replay(model, arguments, named)
             self._replays.append(replay)
             return replay
@@ -147,7 +156,8 @@ class Trials:
             now = self._forwards
             later = now + LATER - now % LATER
             after = next((step for step in AGAIN if step > now), later)
-            self._next = after if done else now
+            self._repeated += not done
+            self._next = after if done else now + 2**self._repeated // 2
         except Warning:  # warnings may be errors
             raise
         except Exception as e:  # what the forward raises, or no memory: training goes on

@@ -5,7 +5,8 @@
 
 Needs timm and transformers; nothing is downloaded. For each model: the error of the gradient (norm
 of the difference from the exact one over its norm, root mean square over four batches) and held
-bytes beside those of equal 2 bits, and with --steps the loss after training with AdamW.
+bytes beside those of equal 2 bits, and with --steps the loss after training with AdamW, with a new
+batch for each step: images with a mean for each class, tokens that a rule makes from the one before.
 """
 
 from __future__ import annotations
@@ -51,22 +52,18 @@ class PostNorm(nn.Module):
                 nn.init.normal_(p, std=0.02)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the loss of predicting the tokens themselves, ids: (N, T)."""
+        """Return the loss of predicting the next token, ids: (N, T)."""
         y = self.head(self.blocks(self.embedding(ids)))
-        return F.cross_entropy(y.flatten(0, 1), ids.flatten())
+        return F.cross_entropy(y[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 def model_of(name: str) -> Model:
     """Return how to make a model, its loss for a batch by number, and `min_bytes`."""
-    random = torch.Generator().manual_seed(0)
     if name == "postnorm":
-        ids = torch.randint(256, (16, 64), generator=random)
-        return PostNorm, lambda m, i: m(ids.roll(i, 1)), 1 << 14
+        return PostNorm, lambda m, i: m(tokens(i, 16)), 1 << 14
     if name in LANGUAGE:
-        return _language_model(name, random)
+        return _language_model(name)
     timm = _timm()
-    images = torch.randn(BATCHES, 8, 3, 64, 64, generator=random)
-    labels = torch.randint(10, (BATCHES, 8), generator=random)
     sizes: dict[str, Any] = {}
     if name.startswith("vit"):
         sizes = {"img_size": 64, "patch_size": 8, "depth": 6}
@@ -79,15 +76,34 @@ def model_of(name: str) -> Model:
         model: nn.Module = timm.create_model(name, num_classes=10, **sizes)
         return model
 
-    return make, lambda m, i: F.cross_entropy(m(images[i % 8]), labels[i % 8]), 1 << 16
+    def loss(m: nn.Module, i: int) -> Tensor:
+        x, y = images(i)
+        return F.cross_entropy(m(x), y)
+
+    return make, loss, 1 << 16
 
 
-def _language_model(name: str, random: torch.Generator) -> Model:
+def images(index: int) -> tuple[Tensor, Tensor]:
+    """Return images (8, 3, 64, 64) of a batch, whose classes have means, and the classes (8,)."""
+    random = torch.Generator().manual_seed(index)
+    means = torch.randn(10, 3, 1, 1, generator=torch.Generator().manual_seed(0)) / 2
+    y = torch.randint(10, (8,), generator=random)
+    return torch.randn(8, 3, 64, 64, generator=random) + means[y], y
+
+
+def tokens(index: int, count: int = 8) -> Tensor:
+    """Return sequences (count, 64) of a batch: each token has four that may follow."""
+    random = torch.Generator().manual_seed(index)
+    ids = [torch.randint(64, (count,), generator=random)]
+    for _ in range(63):
+        ids.append((ids[-1] * 5 + torch.randint(4, (count,), generator=random)) % 64)
+    return torch.stack(ids, 1)
+
+
+def _language_model(name: str) -> Model:
     _timm()  # transformers imports torchvision, too
     import transformers as tf
 
-    ids = torch.randint(5, 200, (8, 64), generator=random)
-    target = torch.randint(5, 200, (8, 64), generator=random)
     small: dict[str, Any] = {"vocab_size": 256}
     if name == "bert":
         small |= {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -97,10 +113,11 @@ def _language_model(name: str, random: torch.Generator) -> Model:
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
-        labels = torch.arange(8) % 2
 
         def bert_loss(m: nn.Module, i: int) -> Tensor:
-            return m(input_ids=ids.roll(i, 1), labels=labels).loss  # type: ignore[no-any-return]
+            x = tokens(i)
+            labels = (x[:, :16] % 2).sum(1) > 8
+            return m(input_ids=x, labels=labels.long()).loss  # type: ignore[no-any-return]
 
         return lambda: tf.BertForSequenceClassification(bert), bert_loss, 1 << 14
     if name == "llama":
@@ -110,7 +127,7 @@ def _language_model(name: str, random: torch.Generator) -> Model:
         )
 
         def llama_loss(m: nn.Module, i: int) -> Tensor:
-            x = ids.roll(i, 1)
+            x = tokens(i)
             return m(input_ids=x, labels=x).loss  # type: ignore[no-any-return]
 
         return lambda: tf.LlamaForCausalLM(llama), llama_loss, 1 << 14
@@ -118,7 +135,8 @@ def _language_model(name: str, random: torch.Generator) -> Model:
     t5 = tf.T5Config(**small, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0)
 
     def t5_loss(m: nn.Module, i: int) -> Tensor:
-        return m(input_ids=ids.roll(i, 1), labels=target.roll(i, 1)).loss  # type: ignore[no-any-return]
+        x = tokens(i)
+        return m(input_ids=x, labels=(x * 3 + 1) % 64).loss  # type: ignore[no-any-return]
 
     return lambda: tf.T5ForConditionalGeneration(t5), t5_loss, 1 << 14
 
@@ -209,7 +227,7 @@ def errors(name: str) -> dict[str, tuple[float, int]]:
 
 
 def trained(name: str, way: str, steps: int) -> float:
-    """Return the mean loss of the last eight steps of AdamW."""
+    """Return the mean loss of the last 20 steps of AdamW."""
     make, loss, least = model_of(name)
     model = made(make)
     if way != "exact":
@@ -218,11 +236,11 @@ def trained(name: str, way: str, steps: int) -> float:
     values = []
     for step in range(steps):
         optimizer.zero_grad()
-        value = loss(model, step % BATCHES)
+        value = loss(model, BATCHES + step)
         value.backward()
         optimizer.step()
-        values.append(float(value))
-    return sum(values[-BATCHES:]) / BATCHES
+        values.append(float(value.detach()))
+    return sum(values[-20:]) / len(values[-20:])
 
 
 def main() -> None:

@@ -128,8 +128,9 @@ def excess(variance: Tensor, inverse: Tensor, eps: float) -> Tensor:
 
     A norm's backward subtracts x mean(g x). With noise e in x, the gain of x x^T is 1 + var(e)
     instead of 1, so that errors can grow from layer to layer: the term is divided by the square of
-    this factor. What the gradient has along the exact x is then not all removed. In RMS norms, whose
-    x has a mean, that is much, the same for many tokens, and adds up: there it is not done.
+    this factor. RMS norms leave it: for a gradient that knows nothing of the noise, the term is
+    right on average as it is, and what the gradients of a T5 have along x is so much that the bias
+    doubles the error.
 
     Args:
         variance: That of the decoded tensor.

@@ -6,7 +6,7 @@
 Needs timm and transformers; nothing is downloaded. For each model: the error of the gradient (norm
 of the difference from the exact one over its norm, root mean square over four batches) and held
 bytes beside those of equal 2 bits, and with --steps the loss after training with AdamW, with a new
-batch for each step: images with a mean for each class, tokens that a rule makes from the one before.
+batch for each step: images with a mean for each class, tokens of which four may follow each.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from actnn.saving.trials import Trial, Trials
 if TYPE_CHECKING:
     from actnn.saving.context import Saving
 
-GROUPS = 36  # groups of tensors whose costs are measured, one step for each
+GROUPS = 24  # groups of tensors whose costs are measured, one step for each
+CHEAPEST = 12  # of these, that are measured at 1 bit, too; others get no single bit
 REST = MAX_BITS  # bits of all other tensors meanwhile
 AT = 2  # bits at which costs are measured
 MOST_ERROR = 0.7  # of the whole gradient, relative; above, the budget rises
@@ -255,11 +256,24 @@ class Measured:
             else:
                 rest[name] = each
         least = min(AT, math.floor(self.average))
-        for names in _groups(rest):
-            cost = self._gradient(trial, dict.fromkeys(names, AT), REST).relative(exact)
-            elements = sum(saved[name].elements for name in names)
+        groups = _groups(rest)
+
+        def cost_of(names: list[str], bits: int) -> float:
+            return self._gradient(trial, dict.fromkeys(names, bits), REST).relative(exact)
+
+        def elements_of(names: list[str]) -> int:
+            return sum(saved[name].elements for name in names)
+
+        found = [cost_of(names, AT) for names in groups]
+        order = sorted(range(len(groups)), key=lambda i: found[i] / elements_of(groups[i]))
+        single = {i: cost_of(groups[i], MIN_BITS) for i in order[:CHEAPEST]}
+        for i, names in enumerate(groups):
+            table = law(found[i], AT, least)
+            if i in single:
+                table[0] = max(single[i], found[i])
             for name in names:
-                costs[name] = law(cost * saved[name].elements / elements, AT, least)
+                share = saved[name].elements / elements_of(names)
+                costs[name] = [cost * share for cost in table]
         return {name: costs[name] for name in saved}
 
     def _allocate(self, trial: Trial, exact: Gradient, saved: Mapping[str, Saved]) -> Gradient:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import actnn
-from actnn.saving.measured import Measured
+from actnn.adapting.measured import Measured
 
 Model = tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tensor], int]
 LANGUAGE = ("bert", "llama", "t5")

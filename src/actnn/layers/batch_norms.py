@@ -106,7 +106,7 @@ class BatchNorm(Swapped):
     def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Any:
         """Return the result of the module's own forward."""
         step, run = step_for(x), super().forward  # type: ignore[misc]
-        if step is None or step.saving.adaptive is None:
+        if step is None or not step.saving.adapts:
             return run(x, *arguments, **named)
         with _Corrected():
             return run(x, *arguments, **named)

@@ -9,12 +9,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from actnn._errors import ActNNError
+from actnn.adapting.measured import Measured
+from actnn.adapting.watched import FEW, Watched
 from actnn.layers.levels import Level, level_of
 from actnn.layers.registry import mixin_for
 from actnn.saving.active import transformed
 from actnn.saving.compiled import call
 from actnn.saving.context import MIN_BYTES, Saving
-from actnn.saving.measured import Measured
 from actnn.saving.norms import NORMS
 from actnn.saving.records import LOSSLESS, Choice, Policy
 from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
@@ -109,6 +110,8 @@ def compress(
     saving.set_choices(_choices(model, chosen))
     if chosen.adaptive and saving.bits != LOSSLESS:
         saving.adaptive = Measured(model, saving.bits, group)
+    elif saving.bits <= FEW:
+        saving.adaptive = Watched(saving.bits)
     return model
 
 

@@ -64,7 +64,7 @@ class _Normalization(Function):
         made = y if settings.axis == -1 else None
         step.promise(normalized, x, made, weight, bias)
         # bits that adapt may be so few that the projection must be corrected
-        ctx.corrected = settings.centred and step.saving.adaptive is not None
+        ctx.corrected = settings.centred and step.saving.adapts
         ctx.settings = settings
         ctx.save_for_backward(normalized, mean, inverse, weight)
         return y
@@ -169,7 +169,7 @@ def _run(
 ) -> Tensor:
     """Run a norm; its backward is that of `_Normalization` where this is worth it."""
     shares = math.prod(settings.shape) % step.saving.group != 0
-    worth = shares or settings.by_hand or step.saving.adaptive is not None
+    worth = shares or settings.by_hand or step.saving.adapts
     if not worth or not is_dense(x) or not step.rounds(x):
         return run(x)
     bias = getattr(module, "bias", None)

@@ -38,6 +38,8 @@ from actnn.saving.exclusions import (
     op_of,
     reason_to_keep,
 )
+from actnn.saving.module_paths import ModulePaths
+from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.records import checked_bits
 
 # Recurrent networks of oneDNN, cuDNN and MIOpen.
@@ -111,6 +113,7 @@ class _Collector:
         for leaf in tree_leaves(example):
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 self._known[leaf.untyped_storage()._cdata] = "input"
+        self._paths = ModulePaths(model)
         self._bits = bits
         self._units = units
         self._now = ""
@@ -144,8 +147,9 @@ class _Collector:
         key = (address, whole.storage_offset(), layout, tensor.dtype, tensor._version)
         if key not in self._saved:
             self._saved[key] = tensor
+            norm = is_norm(self._paths.current()[2])
             for bits in self._bits:
-                held = exact if reason is not None else _held(tensor, whole, bits, exact)
+                held = exact if reason is not None else _held(tensor, whole, bits, exact, norm)
                 self._compressed[self._now][bits] += held
         return tensor
 
@@ -193,13 +197,13 @@ class _Collector:
         return Estimate(rows or {"(nothing)": empty})
 
 
-def _held(tensor: Tensor, whole: Tensor, bits: int, exact: int) -> int:
+def _held(tensor: Tensor, whole: Tensor, bits: int, exact: int, norm: bool) -> int:
     """Bytes of the codes of a tensor that may be compressed, held as a whole; else as it is."""
     n, op = whole.numel(), op_of(tensor)
     nbytes = n * whole.element_size()
     if nbytes < MIN_BYTES:
         return exact
-    codes = bytes_of(n, max(bits, least_bits(tensor, op)))
+    codes = bytes_of(n, max(bits, least_bits(tensor, op), NORM_BITS if norm else 1))
     return min(nbytes, codes + (-(-n // 8) if op == RELU else 0))
 
 

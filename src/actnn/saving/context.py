@@ -60,7 +60,8 @@ class Saving:
     Attributes:
         records: What the last finished step saved, in order.
         default: The choice for tensors that neither `set_choices` nor the policy names.
-        adaptive: Moves bits to the samples and layers that need them; None for equal bits.
+        adaptive: Moves bits to the tensors or samples that need them, or watches the noise of equal
+            bits; None if neither is done.
 
     Raises:
         ActNNError: If an argument is not as described.
@@ -119,6 +120,11 @@ class Saving:
     def is_uniform(self) -> bool:
         """Whether `default` is the choice for all tensors."""
         return self.policy is None and not self._choices
+
+    @property
+    def adapts(self) -> bool:
+        """Whether tensors may have fewer bits than with equal bits."""
+        return self.adaptive is not None and self.adaptive.adapts
 
     def bind(self, model: nn.Module) -> None:
         """Take the parameters, buffers and paths of a model; call it again for new modules."""

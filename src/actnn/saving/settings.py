@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from actnn.saving.held import Held
 from actnn.saving.records import Choice, TensorInfo
-
-if TYPE_CHECKING:
-    from actnn.saving.context import Saving
-    from actnn.saving.replay import Replay
 
 
 class Bits(NamedTuple):
@@ -31,12 +27,25 @@ class Bits(NamedTuple):
     capacity: int | None = None
 
 
+class OutputWatch(Protocol):
+    """Sees the gradients of the outputs of a forward."""
+
+    def watch(self, output: Any) -> Any:
+        """Return the output with which to go on."""
+        ...
+
+
 class Allocator(Protocol):
-    """See `actnn.saving.measured.Measured` and `actnn.saving.adaptive.Adaptive`."""
+    """What moves bits, or looks at their noise; see `actnn.adapting`."""
 
     @property
     def by_sample(self) -> bool:
         """Whether samples of a tensor have bits of their own."""
+        ...
+
+    @property
+    def adapts(self) -> bool:
+        """Whether tensors may have fewer bits than with equal bits."""
         ...
 
     @property
@@ -65,8 +74,8 @@ class Allocator(Protocol):
         ...
 
     def watch(
-        self, saving: Saving, forward: Callable[..., Any], arguments: Any, named: Any
-    ) -> Replay | None:
+        self, saving: Any, forward: Callable[..., Any], arguments: Any, named: Any
+    ) -> OutputWatch | None:
         """Begin a forward of the model; return what is to see its output, or None."""
         ...
 
@@ -128,6 +137,11 @@ class Settings(Protocol):
 
     def exact(self, info: TensorInfo) -> Choice:
         """What to do with a tensor that is not rounded by default."""
+        ...
+
+    @property
+    def adapts(self) -> bool:
+        """Whether tensors may have fewer bits than with equal bits."""
         ...
 
     def noise_state(self, device: torch.device) -> Tensor:

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import actnn
+from actnn.adapting.measured import Measured
 from actnn.layers.batch_norms import BatchNorm
 from actnn.layers.normalization import Recognized
-from actnn.saving.measured import Measured
 from actnn.saving.swapping import is_swapped
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from actnn import codec
+from actnn.adapting.layer_inputs import Layer
+from actnn.adapting.replay import Replay
+from actnn.adapting.trials import Trial, Trials, capturing
 from actnn.allocation import MAX_BITS, Sensitivities
 from actnn.saving.active import active_step
-from actnn.saving.layer_inputs import Layer
-from actnn.saving.replay import Replay
+from actnn.saving.context import Saving
 from actnn.saving.settings import Bits
-from actnn.saving.trials import Trial, Trials, capturing
-
-if TYPE_CHECKING:
-    from actnn.saving.context import Saving
 
 SMALLEST = 1024  # elements of a sample below which its own bits are not worth the launches
 
@@ -37,7 +35,7 @@ class Adaptive:
         samples: Samples of the batch of this step: the first dimension of the model's input.
     """
 
-    by_sample = True
+    by_sample = adapts = True
 
     def __init__(
         self,

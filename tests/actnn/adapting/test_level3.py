@@ -5,7 +5,7 @@ import torch
 from level3_models import MODELS, loss_of
 
 import actnn
-from actnn.saving.measured import Measured
+from actnn.adapting.measured import Measured
 
 quiet = pytest.mark.filterwarnings("ignore:Compression adds", "ignore:Level L3 uses")
 LEAST = 1 << 12

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import actnn
+from actnn.adapting.adaptive import Adaptive
 from actnn.allocation import Sensitivities
-from actnn.saving.adaptive import Adaptive
 
 
 def adaptive_by_sample(net, bits=2):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import actnn
-from actnn.saving.measured import Measured, Saved, _groups
-from actnn.saving.replay import Gradient
+from actnn.adapting.measured import Measured, Saved, _groups
+from actnn.adapting.replay import Gradient
 
 
 def model():

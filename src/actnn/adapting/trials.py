@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from actnn._errors import ActNNWarning
+from actnn.adapting.replay import Gradient, Replay
 from actnn.allocation.threshold import MAX_BITS
 from actnn.saving.active import ACTIVE
 from actnn.saving.compiled import call
-from actnn.saving.replay import Gradient, Replay
-
-if TYPE_CHECKING:
-    from actnn.saving.context import Saving
+from actnn.saving.context import Saving
 
 FIRST = 1  # the first forward that is kept for a trial, and the next one, for the variance
 AGAIN = (20, 100, 300)  # forwards at which gradients are compared again, and every LATER after
@@ -75,10 +73,11 @@ class Trials:
 
     Args:
         average: Average bits, for advice.
+        needed: Whether a warning says that there can be no trial.
     """
 
-    def __init__(self, average: float) -> None:
-        self._average = average
+    def __init__(self, average: float, *, needed: bool = True) -> None:
+        self._average, self._needed = average, needed
         self._forwards = self._steps = 0
         self._next = FIRST
         self._replays: list[Replay] = []
@@ -137,8 +136,7 @@ class Trials:
             self._run(Trial(saving, forward, self._replays), judge)
         if self._forwards >= self._next and not self.failed:
             if any(type(p) is not nn.Parameter for p in model.parameters() if p.requires_grad):
-                self.failed = True
-                self.warn(
+                self._give_up(
                     "Expected the parameters to be plain ones, so that gradients can be compared, "
                     "got those of another class, such as fully_shard makes. Bits stay equal; "
                     "nothing warns of noise"
@@ -161,8 +159,7 @@ class Trials:
         except Warning:  # warnings may be errors
             raise
         except Exception as e:  # what the forward raises, or no memory: training goes on
-            self.failed = True
-            self.warn(
+            self._give_up(
                 "Expected the forward of the model to run once more with the same inputs, so that "
                 f"gradients can be compared, got {type(e).__name__}: {str(e)[:200]}. Bits stay as "
                 "they are; nothing warns of noise"
@@ -218,6 +215,11 @@ class Trials:
             if less <= SHARE:
                 return f"bits={bits} would add about {less:.1%}"
         return "Keep these tensors (set_choices), or use bits=32"
+
+    def _give_up(self, why: str) -> None:
+        self.failed = True
+        if self._needed:
+            self.warn(why)
 
     def warn(self, text: str, about: str = "noise") -> None:
         """Warn, once about each thing."""

@@ -9,21 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from actnn.adapting.layer_inputs import Layer, sampled_ranges
+from actnn.adapting.replay import Gradient, Replay
+from actnn.adapting.trials import Trial, Trials
 from actnn.allocation.spend import law, spend
 from actnn.allocation.threshold import MAX_BITS, MIN_BITS
-from actnn.saving.layer_inputs import Layer, sampled_ranges
+from actnn.saving.context import Saving
 from actnn.saving.norms import NORM_BITS
-from actnn.saving.replay import Gradient, Replay
 from actnn.saving.settings import Bits
-from actnn.saving.trials import Trial, Trials
-
-if TYPE_CHECKING:
-    from actnn.saving.context import Saving
 
 GROUPS = 24  # groups of tensors whose costs are measured, one step for each
 CHEAPEST = 12  # of these, that are measured at 1 bit, too; others get no single bit
@@ -73,7 +71,7 @@ class Measured:
         error: The relative error of the whole gradient in the last trial, at these bits.
     """
 
-    by_sample = False
+    by_sample, adapts = False, True
 
     def __init__(self, model: nn.Module, average: float, group: int) -> None:
         self.average, self.budget = average, average

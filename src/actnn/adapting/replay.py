@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from actnn.saving.uncompiled import uncompiled
+
 SAMPLED = 1 << 16  # elements of each gradient that stand for all of it
 
 
@@ -128,6 +130,7 @@ class Replay:
         """Whether a backward has given gradients of the outputs."""
         return bool(self._gradients)
 
+    @uncompiled
     def watch(self, output: Any) -> Any:
         """Return the output of the forward, through which gradients from outside are seen."""
         leaves, form = tree_flatten(output)

@@ -16,6 +16,7 @@ from actnn.allocation.threshold import MAX_BITS
 from actnn.saving.active import ACTIVE
 from actnn.saving.compiled import call
 from actnn.saving.context import Saving
+from actnn.saving.uncompiled import uncompiled
 
 FIRST = 1  # the first forward that is kept for a trial, and the next one, for the variance
 AGAIN = (20, 100, 300)  # forwards at which gradients are compared again, and every LATER after
@@ -107,6 +108,7 @@ class Trials:
                 "compressed model itself, and let it return tensors"
             )
 
+    @uncompiled
     def watch(
         self,
         saving: Saving,
@@ -131,6 +133,8 @@ class Trials:
         if model is None or self.failed or self.running or _is_inside(saving):
             return None
         self._forwards += 1
+        if self._forwards > 1 and not saving.records:
+            return None  # compiled code has its own hooks, and bits that are fixed
         self._replays = [each for each in self._replays if each.complete]
         if len(self._replays) == 2:
             self._run(Trial(saving, forward, self._replays), judge)

@@ -109,7 +109,16 @@ ACTNN = ROOT.parent / "actnn"
 ACTNN_FILES = sorted(ACTNN.rglob("*.py"))
 
 # The same for actnn.
-ACTNN_ROOMS = ["_errors", "codec", "allocation", "saving", "layers", "planning", "notes"]
+ACTNN_ROOMS = [
+    "_errors",
+    "codec",
+    "allocation",
+    "saving",
+    "adapting",
+    "layers",
+    "planning",
+    "notes",
+]
 ACTNN_LAYERS = {room: set(ACTNN_ROOMS[:index]) for index, room in enumerate(ACTNN_ROOMS)}
 ACTNN_LAYERS["__init__"] = set(ACTNN_ROOMS)
 

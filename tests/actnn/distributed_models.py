@@ -4,6 +4,7 @@ import copy
 import datetime
 import json
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -66,8 +67,8 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
             found["synchronized 8"] = gradients(ours, images)[1:]
         for name, wrap in (("ddp", DistributedDataParallel), ("fsdp", _shard)):
             ours = actnn.compress(copy.deepcopy(model), level="L3", min_bytes=0)
-            others[f"noise {name}"] = _noise_share(wrap(ours), ours, rank)
-        errors = {"noise": [others["noise ddp"], others["noise fsdp"]]}
+            others[f"L3 {name}"] = _level_3(wrap(ours), ours, rank)
+        errors = {"L3": [others["L3 ddp"], others["L3 fsdp"]]}
         for name, values in found.items():
             if isinstance(values, list):
                 pairs = zip(others.get(name.split()[0], exact), values, strict=True)
@@ -89,15 +90,25 @@ def _shard(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
-def _noise_share(wrapped: nn.Module, model: nn.Module, rank: int) -> float:
-    """Return the share of noise in the differences of gradients after some steps."""
-    adaptive = model.actnn.adaptive
-    adaptive.statistics.refresh = 1
+def _level_3(wrapped: nn.Module, model: nn.Module, rank: int) -> dict[str, object]:
+    """Return what level L3 has measured after some steps, and whether gradients are the same."""
     random = torch.Generator().manual_seed(rank)
     device = next(model.parameters()).device
-    for _ in range(9):
-        gradients(wrapped, torch.randn(3, 7, 32, generator=random).to(device))
-    return float(adaptive._monitor._added)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            found = gradients(wrapped, torch.randn(3, 7, 32, generator=random).to(device))[1:]
+    whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in found]
+    total = torch.stack([g.double().sum() for g in whole]).sum()
+    every = [torch.zeros_like(total) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, total)
+    adaptive = model.actnn.adaptive
+    return {
+        "bits": sorted(adaptive.bits.values()),
+        "runs": adaptive._trials.runs,
+        "same": all(torch.equal(each, total) for each in every),
+        "warnings": [str(w.message) for w in caught if w.category is actnn.ActNNWarning],
+    }
 
 
 SHAPES = {(32, 96), (32, 128), (128, 32), (32, 4)}  # of weights as they are saved
@@ -115,6 +126,11 @@ def check(folder: Path, processes: int, exact: float) -> None:
         assert 0 <= found.get("synchronized 8", 0) < 0.05
         assert "view of a parameter" in found["kept 8"]
         assert found["held weights 8"] == []
-        ddp_share, fsdp_share = found["noise"]
-        assert 0 < ddp_share < 1
-        assert abs(fsdp_share - ddp_share) < 1e-3 * ddp_share
+        ddp, fsdp = found["L3"]
+        assert ddp["same"]
+        assert fsdp["same"]
+        assert len(set(ddp["bits"])) > 1
+        assert ddp["runs"] > 5
+        assert fsdp["bits"] == []
+        assert len(fsdp["warnings"]) == 1
+        assert "fully_shard" in fsdp["warnings"][0]

@@ -10,19 +10,19 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from actnn._errors import ActNNError, ActNNWarning
-from actnn.allocation import Sensitivities
+from actnn.adapting.measured import Measured
+from actnn.adapting.watched import FEW, Watched
 from actnn.layers.levels import Level, level_of
 from actnn.layers.registry import mixin_for
 from actnn.layers.root import Root, add_root, roots_around, roots_inside
 from actnn.layers.sharing import listed, undo, warn_of_others
 from actnn.layers.unused import Watch
-from actnn.saving.adaptive import Adaptive
 from actnn.saving.context import MIN_BYTES, Saving
+from actnn.saving.norms import NORMS
 from actnn.saving.records import LOSSLESS, Choice, Policy
 from actnn.saving.swapping import is_swapped, swap
 
 Model = TypeVar("Model", bound=nn.Module)
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def compress(
@@ -93,7 +93,9 @@ def compress(
     saving.bind(model)
     saving.set_choices(_choices(model, chosen))
     if chosen.adaptive and saving.bits != LOSSLESS:
-        saving.adaptive = Adaptive(model, Sensitivities(saving.bits, per_sample=False), group)
+        saving.adaptive = Measured(model, saving.bits, group)
+    elif saving.bits <= FEW:
+        saving.adaptive = Watched(saving.bits)
     add_root(model)
     if chosen.compress or chosen.swap:
         model.__dict__["_actnn_watch"] = Watch(model, saving)

@@ -1,20 +1,25 @@
-"""Layer and RMS norms whose tokens share groups keep codes of their normalized input.
+"""Layer and RMS norms keep codes of their normalized input.
 
 Beside large tokens, a small one would vanish in the range of its group, and its norm would enlarge
 the noise. A linear layer after a norm saves the norm's result: it is made again from the same
 codes, by the norm's weight and bias, so that one tensor is held instead of two. Where tokens have
-groups of their own, the norm's input is as good, and saves a pass over the tensor.
+groups of their own and bits are equal, the norm's input is as good, and saves a pass over the
+tensor.
+
+A norm is what has the result of one, whatever its class: those of other libraries, also of channels
+before the last dimensions, are recognized by their values for a small input.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 
 from actnn.saving.active import step_for
 from actnn.saving.dense import is_dense
@@ -25,11 +30,21 @@ _aten = torch.ops.aten
 
 
 class _Settings(NamedTuple):
-    """What a norm normalizes: the last dimensions, by mean and deviation or by the latter alone."""
+    """What a norm normalizes.
+
+    Attributes:
+        shape: Of the weight: the last dimensions, or those from `axis` on.
+        eps: What is added to the variance.
+        centred: Whether the mean is subtracted.
+        axis: -1, or 1 for channels that are not the last dimension.
+        by_hand: Whether autograd sees its operations one by one, and saves several tensors.
+    """
 
     shape: list[int]
     eps: float
     centred: bool
+    axis: int = -1
+    by_hand: bool = False
 
 
 class _Normalization(Function):
@@ -45,8 +60,11 @@ class _Normalization(Function):
     ) -> Tensor:
         y = run(x)
         wide = x if x.dtype == y.dtype else x.to(y.dtype)
-        normalized, mean, inverse = _normalized(wide, settings)
-        step.promise(normalized, x, y, weight, bias)
+        normalized, mean, inverse = _normalized(wide.movedim(settings.axis, -1), settings)
+        made = y if settings.axis == -1 else None
+        step.promise(normalized, x, made, weight, bias)
+        # bits that adapt may be so few that the projection must be corrected
+        ctx.corrected = settings.centred and step.saving.adapts
         ctx.settings = settings
         ctx.save_for_backward(normalized, mean, inverse, weight)
         return y
@@ -54,19 +72,23 @@ class _Normalization(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         normalized, mean, inverse, weight = ctx.saved_tensors
-        needed = ctx.needs_input_grad[:3]
+        settings, needed = ctx.settings, ctx.needs_input_grad[:3]
         if weight is not None and weight.dtype != dy.dtype:
             weight = weight.to(dy.dtype)  # on a CPU, autocast leaves it in float32
-        if mean is None:
-            dx, dweight = _of_rms_norm(dy, normalized, inverse, weight, ctx.settings, needed[1])
-            return dx, dweight, None, None, None, None
-        # the input again, but for rounding
-        x = torch.addcdiv(mean, normalized, inverse, out=torch.empty_like(normalized))
-        shape, bias = ctx.settings.shape, weight  # of a bias only the shape matters
-        dx, dweight, dbias = _aten.native_layer_norm_backward(
-            dy, x, shape, mean, inverse, weight, bias, list(needed)
-        )
-        return dx, dweight, dbias, None, None, None
+        dy = dy.movedim(settings.axis, -1)
+        if mean is None or ctx.corrected:
+            dx, dweight = _of_norm(
+                dy, normalized, inverse, weight, settings, needed[1], ctx.corrected
+            )
+            dbias = dy.sum_to_size(settings.shape) if needed[2] else None
+        else:
+            # the input again, but for rounding
+            x = torch.addcdiv(mean, normalized, inverse, out=torch.empty_like(normalized))
+            bias = weight  # of a bias only the shape matters
+            dx, dweight, dbias = _aten.native_layer_norm_backward(
+                dy, x, settings.shape, mean, inverse, weight, bias, list(needed)
+            )
+        return dx.movedim(-1, settings.axis), dweight, dbias, None, None, None
 
 
 def _normalized(x: Tensor, settings: _Settings) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -79,21 +101,44 @@ def _normalized(x: Tensor, settings: _Settings) -> tuple[Tensor, Tensor | None, 
     return (wide * inverse).to(x.dtype), None, inverse
 
 
-def _of_rms_norm(
+def _of_norm(
     dy: Tensor,
     normalized: Tensor,
     inverse: Tensor,
     weight: Tensor | None,
     settings: _Settings,
     needed: bool,
+    corrected: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of the input, and of the weight if needed."""
     dims = tuple(range(-len(settings.shape), 0))
-    product = dy * normalized
-    dweight = product.sum_to_size(settings.shape) if needed else None
+    dweight = (dy * normalized).sum_to_size(settings.shape) if needed else None
     scaled = dy if weight is None else dy * weight
-    mean = (product if weight is None else product * weight).mean(dims, keepdim=True)
+    if settings.centred:
+        scaled = scaled - scaled.mean(dims, keepdim=True)
+    mean = (scaled * normalized).mean(dims, keepdim=True)
+    if corrected:
+        variance = normalized.float().var(dims, correction=0, keepdim=True)
+        mean = mean / excess(variance, inverse, settings.eps).square().to(mean.dtype)
     return torch.addcmul(scaled, normalized, mean, value=-1).mul_(inverse), dweight
+
+
+def excess(variance: Tensor, inverse: Tensor, eps: float) -> Tensor:
+    """Return by which factor noise has enlarged the variance of a normalized tensor.
+
+    A norm's backward subtracts x mean(g x). With noise e in x, the gain of x x^T is 1 + var(e)
+    instead of 1, so that errors can grow from layer to layer: the term is divided by the square of
+    this factor. RMS norms leave it: for a gradient that knows nothing of the noise, the term is
+    right on average as it is, and what the gradients of a T5 have along x is so much that the bias
+    doubles the error.
+
+    Args:
+        variance: That of the decoded tensor.
+        inverse: 1 / deviation of the exact input.
+        eps: What was added to its variance.
+    """
+    exact = (1 - eps * inverse.float().square()).clamp_(min=1e-6)
+    return (variance / exact).clamp_(min=1)
 
 
 class Normalization(Swapped):
@@ -109,9 +154,103 @@ class Normalization(Swapped):
         eps = self.eps
         if eps is None and x.dtype in (torch.float32, torch.float64):
             eps = torch.finfo(x.dtype).eps  # of other dtypes, versions of torch differ
-        shares = math.prod(self.normalized_shape) % (step.saving.group if step else 1) != 0
-        if step is None or eps is None or not shares or not is_dense(x) or not step.rounds(x):
+        if step is None or eps is None:
             return run(x)  # type: ignore[no-any-return]
-        bias = getattr(self, "bias", None)
         settings = _Settings(list(self.normalized_shape), eps, isinstance(self, nn.LayerNorm))
-        return _Normalization.apply(x, self.weight, bias, run, settings, step)  # type: ignore[no-any-return]
+        return _run(cast(nn.Module, self), x, run, settings, step)
+
+
+def _run(
+    module: nn.Module,
+    x: Tensor,
+    run: Callable[[Tensor], Tensor],
+    settings: _Settings,
+    step: Step,
+) -> Tensor:
+    """Run a norm; its backward is that of `_Normalization` where this is worth it."""
+    shares = math.prod(settings.shape) % step.saving.group != 0
+    worth = shares or settings.by_hand or step.saving.adapts
+    if not worth or not is_dense(x) or not step.rounds(x):
+        return run(x)
+    bias = getattr(module, "bias", None)
+    return _Normalization.apply(x, module.weight, bias, run, settings, step)  # type: ignore[no-any-return]
+
+
+def may_be_norm(module: nn.Module) -> bool:
+    """Whether a module that is not of torch.nn has the parameters of a norm."""
+    parameters = dict(module.named_parameters(recurse=False))
+    return (
+        not type(module).__module__.startswith("torch.nn.")
+        and next(module.children(), None) is None
+        and not any(True for _ in module.buffers(recurse=False))
+        and set(parameters) in ({"weight"}, {"weight", "bias"})
+        and len({tuple(each.shape) for each in parameters.values()}) == 1
+        and parameters["weight"].ndim == 1
+    )
+
+
+class Recognized(Swapped):
+    """A module that may be a norm; its first forward tells."""
+
+    _actnn_norm: _Settings | None
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Return the result of the module's own forward."""
+        run = super().forward  # type: ignore[misc]
+        x = arguments[0] if len(arguments) == 1 and not named else None
+        step = step_for(x) if isinstance(x, Tensor) else None
+        if step is None or x is None or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return run(*arguments, **named)
+        module = cast(nn.Module, self)
+        if "_actnn_norm" not in module.__dict__:
+            self._actnn_norm = _recognized(module, run, x)
+        settings = self._actnn_norm
+        if settings is None or x.shape[settings.axis] != settings.shape[0]:
+            return run(x)
+        return _run(module, x, run, settings, step)
+
+
+def _recognized(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor) -> _Settings | None:
+    """Return what a module normalizes, if it has the values of a norm for random parameters."""
+    kept, random = dict(module._parameters), torch.Generator().manual_seed(0)
+    size = cast(Tensor, module.weight).numel()
+    axes = [-1] if x.ndim > 1 and x.shape[-1] == size else []
+    axes += [1] if x.ndim > 2 and x.shape[1] == size else []
+    rates = {v for v in vars(module).values() if type(v) is float and 0 < v < 0.1}
+    kinds = [
+        _Settings([size], eps, centred, axis)
+        for axis in axes
+        for eps in sorted(rates)
+        for centred in (True, False)
+        if centred or kept.get("bias") is None
+    ]
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random).to(x.device)
+
+    try:
+        for name, each in kept.items():
+            module._parameters[name] = None if each is None else nn.Parameter(drawn(size))
+        weight, bias = module._parameters["weight"], module._parameters.get("bias")
+        assert weight is not None
+        plain = saved_tensors_hooks(lambda each: each, lambda each: each)  # no part of the step
+        with torch.enable_grad(), torch.autocast(x.device.type, enabled=False), plain:
+            for axis in axes:
+                # so small that eps matters
+                probe = drawn(*(2 for _ in x.shape[1:]), size).mul_(0.01) + 0.003
+                found = run(probe.movedim(-1, axis).requires_grad_())
+                if not isinstance(found, Tensor) or found.shape != probe.movedim(-1, axis).shape:
+                    continue
+                for kind in (each for each in kinds if each.axis == axis):
+                    normalized = _normalized(probe, kind)[0].detach()
+                    expected = normalized * weight + (0 if bias is None else bias)
+                    close = torch.allclose(found.movedim(axis, -1), expected, 1e-4, 1e-5)
+                    if close:
+                        name = "" if found.grad_fn is None else found.grad_fn.name()
+                        fused = "Norm" in name or "Permute" in name
+                        return kind._replace(by_hand=not fused)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        pass  # a module that does not take such an input is no norm
+    finally:
+        module._parameters.update(kept)
+    return None

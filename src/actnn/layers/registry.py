@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
+from actnn.layers.batch_norms import BatchNorm
 from actnn.layers.convolution import Convolution
 from actnn.layers.derivatives import RULES, Smooth
 from actnn.layers.dropout import SeededDropout
 from actnn.layers.gru import RecomputedGRU
-from actnn.layers.normalization import Normalization
+from actnn.layers.normalization import Normalization, Recognized, may_be_norm
 from actnn.layers.parametrized import ComputedWeight
 from actnn.layers.pooling import AveragePool, MaxPool
 from actnn.layers.rectifiers import Rectifier
@@ -38,4 +39,8 @@ def mixin_for(module: nn.Module) -> type[Swapped] | None:
     for original, mixin in MIXINS.items():
         if runs(module, original):
             return mixin
-    return None
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(
+        module, nn.SyncBatchNorm
+    ):
+        return BatchNorm
+    return Recognized if may_be_norm(module) else None

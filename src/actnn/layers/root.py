@@ -30,7 +30,7 @@ class Root(Swapped):
         if not saving.is_uniform:
             return "actnn: choices by module"
         bits = "lossless" if saving.bits == LOSSLESS else f"{saving.bits} bits"
-        return f"actnn: {bits}" + (" on average" if saving.adaptive is not None else "")
+        return f"actnn: {bits}" + (" on average" if saving.adapts else "")
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the model's own forward; what autograd saves goes through the Saving."""
@@ -52,11 +52,13 @@ class Root(Swapped):
         if saving.model is not cast(nn.Module, self):  # a copy of a compressed model
             saving.bind(cast(nn.Module, self))
             add_root(cast(nn.Module, self))
+        watch = None if saving.adaptive is None else saving.adaptive.watch
+        replay = None if watch is None else watch(saving, run, arguments, named)
         with saving:
             saving.add_inputs((arguments, named))
             result = call(run, arguments, named)
         check_result(cast(nn.Module, self), result)
-        return result
+        return result if replay is None else replay.watch(result)
 
     uncompiled(forward, callees=False)
 

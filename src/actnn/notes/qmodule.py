@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from actnn._errors import ActNNError
-from actnn.layers.compress import NORMS, compress
+from actnn.adapting.adaptive import Adaptive
+from actnn.adapting.layer_inputs import kernel_positions
+from actnn.layers.compress import compress
 from actnn.notes.config import config
 from actnn.notes.schemes import QBNScheme, QScheme, make_statistics
 from actnn.saving import Choice, Saving
-from actnn.saving.adaptive import Adaptive, kernel_positions
+from actnn.saving.norms import NORMS
 
 
 class QModule(nn.Module):
@@ -69,7 +71,8 @@ class QModule(nn.Module):
         """Run the model."""
         saving = getattr(self.model, "actnn", None)
         adaptive = None if saving is None else saving.adaptive
-        if adaptive is not None and config.use_gradient and torch.is_grad_enabled():
+        gradients = config.use_gradient and torch.is_grad_enabled()
+        if isinstance(adaptive, Adaptive) and gradients:
             adaptive.statistics.batch = _indices(adaptive.statistics.samples)
         output = self.model(*arguments, **named)
         if self._cache_threshold is not None and torch.cuda.is_available():

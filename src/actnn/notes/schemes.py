@@ -139,7 +139,6 @@ def make_statistics(group: int = 0) -> Sensitivities:
         most=config.initial_bits,
         per_layer=config.perlayer,
         refresh=config.refresh,
-        per_sample=True,
         samples=QScheme.num_samples if config.use_gradient else 0,
         batch=None if QScheme.batch is None else torch.as_tensor(QScheme.batch),
     )

@@ -32,6 +32,8 @@ from actnn.saving.exclusions import (
     op_of,
     reason_to_keep,
 )
+from actnn.saving.module_paths import ModulePaths
+from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.records import checked_bits
 
 # Recurrent networks of oneDNN, cuDNN and MIOpen.
@@ -109,6 +111,7 @@ class _Collector:
             for tensor in tensors
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided
         }
+        self._paths = ModulePaths(model)
         self._bits = bits
         self._units = units
         self._now = ""
@@ -142,8 +145,9 @@ class _Collector:
         key = (address, whole.storage_offset(), layout, tensor.dtype, tensor._version)
         if key not in self._saved:
             self._saved[key] = tensor
+            norm = is_norm(self._paths.current()[2])
             for bits in self._bits:
-                held = exact if reason is not None else _held(tensor, whole, bits, exact)
+                held = exact if reason is not None else _held(tensor, whole, bits, exact, norm)
                 self._compressed[self._now][bits] += held
         return tensor
 
@@ -191,13 +195,13 @@ class _Collector:
         return Estimate(rows or {"(nothing)": empty})
 
 
-def _held(tensor: Tensor, whole: Tensor, bits: int, exact: int) -> int:
+def _held(tensor: Tensor, whole: Tensor, bits: int, exact: int, norm: bool) -> int:
     """Bytes of the codes of a tensor that may be compressed, held as a whole; else as it is."""
     n, op = whole.numel(), op_of(tensor)
     nbytes = n * whole.element_size()
     if nbytes < MIN_BYTES:  # a small part of a storage is copied, so that the rest is free
         return nbytes if 0 < 2 * nbytes < tensor.untyped_storage().nbytes() else exact
-    codes = bytes_of(n, max(bits, least_bits(tensor, op)))
+    codes = bytes_of(n, max(bits, least_bits(tensor, op), NORM_BITS if norm else 1))
     return min(nbytes, codes + (-(-n // 8) if op == RELU else 0))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +17,6 @@ from actnn._errors import ActNNError
 from actnn.codec.arguments import check_group
 from actnn.saving import _native
 from actnn.saving.active import ACTIVE
-from actnn.saving.adaptive import Adaptive
 from actnn.saving.compiled import GraphHooks
 from actnn.saving.exclusions import CHECKPOINT, NONLINEAR_BITS, tensors_in
 from actnn.saving.held import Held
@@ -24,6 +24,7 @@ from actnn.saving.module_paths import ModulePaths
 from actnn.saving.noise_states import NoiseStates
 from actnn.saving.recompute import leave_untouched, recompute_only
 from actnn.saving.records import KEEP, Choice, Policy, Record, TensorInfo, checked_bits
+from actnn.saving.settings import Allocator
 from actnn.saving.step import Step
 from actnn.saving.uncompiled import uncompiled
 
@@ -59,7 +60,8 @@ class Saving:
 
     Attributes:
         default: The choice for tensors that neither `set_choices` nor the policy names.
-        adaptive: Moves bits to the samples and layers that need them; None for equal bits.
+        adaptive: Moves bits to the tensors or samples that need them, or watches the noise of equal
+            bits; None if neither is done.
         started: Whether there was a step.
         own_masks: Whether dropout keeps its seed, and not the mask that PyTorch would draw.
 
@@ -95,7 +97,7 @@ class Saving:
         self.stochastic = stochastic
         self._records: Any = ()
         self.counter = _native.Counter()
-        self.adaptive: Adaptive | None = None
+        self.adaptive: Allocator | None = None
         self.started, self.own_masks = False, True
         self.default = Choice("offload" if swap else "compress", bits)
         self._choices: dict[str | tuple[str, int], Choice] = {}
@@ -143,9 +145,15 @@ class Saving:
     def _refresh_decisions(self) -> None:
         """Forget the decisions of earlier steps if the settings have changed."""
         codec = (self.bits, self.group, self.stochastic)
-        found = (self.default, self.policy, self._choices, self.adaptive, codec)
+        floor = 1 if self.adaptive is None else self.adaptive.floor
+        found = (self.default, self.policy, self._choices, self.adaptive, floor, codec)
         if found != self._decided_for:
             self._decisions, self._decided_for = _native.Decisions(), found
+
+    @property
+    def adapts(self) -> bool:
+        """Whether tensors may have fewer bits than with equal bits."""
+        return self.adaptive is not None and self.adaptive.adapts
 
     def bind(self, model: nn.Module) -> None:
         """Take the parameters, buffers and paths of a model; call it again for new modules."""
@@ -232,6 +240,22 @@ class Saving:
         """Return seed and step for the noise, on a device: int64, shape (2,)."""
         return self._noise.on(device)
 
+    @contextmanager
+    def noise_at(self, step: int) -> Iterator[None]:
+        """Give the next step the noise of another one; afterwards the noise goes on as before."""
+        with self._noise.at(step):
+            yield
+
+    @contextmanager
+    def lossless(self) -> Iterator[None]:
+        """Keep all tensors as they are."""
+        kept = self.default, self.policy, self._choices, self._resolved
+        self.default, self.policy, self._choices, self._resolved = KEEP, None, {}, {}
+        try:
+            yield
+        finally:
+            self.default, self.policy, self._choices, self._resolved = kept
+
     def watch(self, held: Held) -> None:
         """Count what Python holds as long as it exists."""
         self._held.add(held)
@@ -244,7 +268,7 @@ class Saving:
             for tensor in tensors:
                 ACTIVE.steps[-1][0].add_known(tensor, "input")
             if self.adaptive is not None and tensors and tensors[0].ndim:
-                self.adaptive.samples = tensors[0].shape[0]
+                self.adaptive.begin_batch(tensors[0].shape[0])
 
     @uncompiled
     def __enter__(self) -> Saving:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -43,6 +46,23 @@ class NoiseStates:
         self._step += 1
         for state in self._states.values():
             state[1].add_(1)
+
+    @contextmanager
+    def at(self, step: int) -> Iterator[None]:
+        """Draw the noise after a step; afterwards go on as before."""
+        known, before = {d: s.clone() for d, s in self._states.items()}, self._step
+        self._step = step
+        for state in self._states.values():
+            state[1].fill_(step)
+        try:
+            yield
+        finally:
+            self._step = before
+            for device, state in self._states.items():
+                if device in known:
+                    state.copy_(known[device])
+                else:
+                    state[1].fill_(before)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what copies share; the tensors hold the rank and belong to devices."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from actnn.allocation import Sensitivities
 from actnn.saving import _native
 from actnn.saving.held import Held
 from actnn.saving.records import Choice, TensorInfo
@@ -28,24 +28,60 @@ class Bits(NamedTuple):
     capacity: int | None = None
 
 
-class Allocator(Protocol):
-    """See `actnn.saving.adaptive.Adaptive`."""
+class OutputWatch(Protocol):
+    """Sees the gradients of the outputs of a forward."""
 
-    @property
-    def statistics(self) -> Sensitivities:
-        """Ranges and energies."""
+    def watch(self, output: Any) -> Any:
+        """Return the output with which to go on."""
         ...
 
-    def bits_of(self, path: str, tensor: Tensor, record: int) -> Bits | None:
+
+class Allocator(Protocol):
+    """What moves bits, or looks at their noise; see `actnn.adapting`."""
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether samples of a tensor have bits of their own."""
+        ...
+
+    @property
+    def adapts(self) -> bool:
+        """Whether tensors may have fewer bits than with equal bits."""
+        ...
+
+    @property
+    def floor(self) -> int:
+        """The fewest bits of tensors that have no bits of their own; above 1 in trials."""
+        ...
+
+    def begin_step(self, model: nn.Module | None) -> None:
+        """Begin a forward pass of a model."""
+        ...
+
+    def begin_batch(self, samples: int) -> None:
+        """Say how many samples the model's input has."""
+        ...
+
+    def bits_of(self, path: str, tensor: Tensor, record: int, *, norm: bool) -> Bits | None:
         """Bits of a tensor that is about to be compressed."""
+        ...
+
+    def bits_of_derivative(self, path: str, elements: int) -> int | None:
+        """Bits of the codes of a derivative; None for those of all tensors."""
         ...
 
     def share(self, record: int, path: str) -> None:
         """Say that a module saves a tensor whose codes are held already."""
         ...
 
-    def observe(self, path: str, gradient: Tensor) -> None:
-        """Take in the gradient of the output of a layer."""
+    def watch(
+        self, saving: Any, forward: Callable[..., Any], arguments: Any, named: Any
+    ) -> OutputWatch | None:
+        """Begin a forward of the model; return what is to see its output, or None."""
+        ...
+
+    def detach(self) -> None:
+        """Remove what observes the model."""
         ...
 
 
@@ -117,6 +153,11 @@ class Settings(Protocol):
 
     def exact(self, info: TensorInfo) -> Choice:
         """What to do with a tensor that is not rounded by default."""
+        ...
+
+    @property
+    def adapts(self) -> bool:
+        """Whether tensors may have fewer bits than with equal bits."""
         ...
 
     def noise_state(self, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actnn import codec
 from actnn.saving import _native
@@ -31,6 +31,7 @@ from actnn.saving.exclusions import (
     weight_reason,
 )
 from actnn.saving.held import Compressed, Held, Kept
+from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
 from actnn.saving.scaled import Scale, Scaled
@@ -85,7 +86,7 @@ class Step(_native.Step):
         adaptive = saving.adaptive
         super().__init__(
             saving.min_bytes,
-            adaptive is not None and adaptive.statistics.per_sample,
+            adaptive is not None and adaptive.by_sample,
             not saving.is_uniform,
             NONLINEAR_BITS if saving.is_uniform else CHOSEN_BITS,
             saving.decides_by_kind,
@@ -135,7 +136,7 @@ class Step(_native.Step):
         self,
         tensor: Tensor,
         instead_of: Tensor,
-        y: Tensor,
+        y: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> None:
@@ -144,12 +145,14 @@ class Step(_native.Step):
         Args:
             tensor: The tensor, dense.
             instead_of: The tensor that torch would save.
-            y: tensor x weight + bias: nothing more is held for it if it is saved, too.
+            y: tensor x weight + bias: nothing more is held for it if it is saved, too. Or None.
             weight: For the last dimensions, or None.
             bias: For the last dimensions, or None.
         """
-        same = [p is None or p.dtype == y.dtype for p in (weight, bias)]
-        made = y if y.stride() == tensor.stride() and is_dense(y) and all(same) else None
+        same = [y is not None and (p is None or p.dtype == y.dtype) for p in (weight, bias)]
+        made = None
+        if y is not None and y.stride() == tensor.stride() and is_dense(y) and all(same):
+            made = y
         scale = None if made is None else Scale.of(weight, bias)
         self._promise(tensor, instead_of, op_of(instead_of), KEEP, made, scale)
 
@@ -163,8 +166,13 @@ class Step(_native.Step):
         Returns:
             1 to 8; None if it is to be held as it is or moved to host memory.
         """
-        choice = self._choice(tensor, self._path(), op_of(tensor))
-        return choice.bits if choice.action == "compress" and choice.bits != LOSSLESS else None
+        path = self._paths.current()[0]
+        choice = self._choice(tensor, path, op_of(tensor))
+        if choice.action != "compress" or choice.bits == LOSSLESS:
+            return None
+        adaptive = self.saving.adaptive if choice.bits == self.saving.bits else None
+        own = None if adaptive is None else adaptive.bits_of_derivative(path, tensor.numel())
+        return max(choice.bits or self.saving.bits, _floor(self.saving)) if own is None else own
 
     def rounds(self, tensor: Tensor) -> bool:
         """Whether a tensor that the running module saves is rounded, wherever it is held."""
@@ -189,7 +197,14 @@ class Step(_native.Step):
     # What native code calls.
 
     def _decide(
-        self, tensor: Tensor, part: Tensor, path: str, op: str | None, boundary: bool, exact: Any
+        self,
+        tensor: Tensor,
+        part: Tensor,
+        path: str,
+        op: str | None,
+        boundary: bool,
+        exact: str | None,
+        module: nn.Module | None,
     ) -> tuple[int, Choice, str, Any, int, bool, bool]:
         """Decide about tensors that may be compressed.
 
@@ -197,23 +212,26 @@ class Step(_native.Step):
             tensor: One of them.
             part: The tensor that is saved, if it is a view of the one that is held.
             path: Path of the module that saves it.
-            op: Name of the node that made it; None for that of the tensor.
+            op: Name of the node that made it, if it is saved instead of another tensor, as norms
+                do; else None.
             boundary: Whether it is an input of torch.utils.checkpoint.
             exact: Why it is not to be rounded unless a choice names it; None if it may be.
+            module: The innermost module that is being called.
 
         Returns:
             See `Decision` in saving/native/step.hpp.
         """
+        norm = op is not None or is_norm(module)
         op = CHECKPOINT if boundary else op_of(tensor) if op is None else op
         choice = self._choice(tensor, path, op, exact is not None)
         bits = choice.bits
         if choice.action == "keep" or (choice.action == "compress" and bits == LOSSLESS):
             return _KEEP, choice, exact or "kept", None, 0, False, False
         least = self._least(part, op, boundary)
-        adapts = self.saving.adaptive is not None and bits == self.saving.bits and least == 1
+        adapts = self.saving.adapts and bits == self.saving.bits and least == 1
         if choice.action != "compress" or bits is None or adapts or tensor.dtype == torch.float64:
             return _OTHER, choice, "", None, 0, False, False
-        bits = max(bits, least)
+        bits = max(bits, least, NORM_BITS if norm else 1, _floor(self.saving))
         choice = choice if bits == choice.bits else Choice("compress", bits)
         bounds = bounds_of(op_of(tensor), tensor.dtype)
         return _ENCODE, choice, "", bounds, bits, op == RELU, is_attention(op)
@@ -233,7 +251,15 @@ class Step(_native.Step):
         return *coder, nbytes
 
     def _hold(
-        self, tensor: Tensor, part: Tensor, path: str, op: str, boundary: bool, exact: Any
+        self,
+        tensor: Tensor,
+        part: Tensor,
+        path: str,
+        op: str,
+        boundary: bool,
+        exact: str | None,
+        module: nn.Module | None,
+        instead: bool,
     ) -> tuple[Held | None, str, Choice]:
         """Hold a tensor in host memory, or in bits of its own. Return it, why, and the choice."""
         saving = self.saving
@@ -245,13 +271,14 @@ class Step(_native.Step):
                 return None, BEYOND, KEEP
             least = self._least(part, op, boundary)
             adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
-            each = None
+            norm, each = instead or is_norm(module), None
             if adaptive is not None and is_dense(tensor):
-                each = adaptive.bits_of(path, tensor, len(self.records))
-            bits = max(bits, least)
+                each = adaptive.bits_of(path, tensor, len(self.records), norm=norm)
+            bits = max(bits, least, NORM_BITS if norm else 1, _floor(saving))
             if each is None:
                 codes = self.encode(tensor, bits, bounds=bounds)
             else:
+                bits = saving.bits if isinstance(each.bits, Tensor) else each.bits
                 codes = self.encode(each.rows, each.bits, each.capacity)
         positive = None
         if codes is not None and op == RELU and is_dense(tensor):
@@ -296,3 +323,8 @@ class Step(_native.Step):
 
     def _noise_state(self, device: torch.device) -> Tensor:
         return self.saving.noise_state(device)
+
+
+def _floor(saving: Settings) -> int:
+    """Return the fewest bits of tensors that have no bits of their own."""
+    return 1 if saving.adaptive is None else saving.adaptive.floor

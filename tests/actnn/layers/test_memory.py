@@ -56,12 +56,13 @@ def step(model, x):
     model(x).square().mean().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Compression adds")  # one batch: its gradient has no variance
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("settings", [{"bits": 32}, {"bits": 4}, {"level": "L3"}], ids=str)
 def test_accounts_equal_what_is_allocated(name, settings):
     make, shape = MODELS[name]
     model, x = compressed_copy(make(), **settings), torch.randn(shape)
-    for _ in range(6):  # gradients, and with L3 two comparisons of noise, which sample gradients
+    for _ in range(6):  # gradients, and with L3 a trial
         step(model, x)
     gc.collect()
     with meter_of(model, x) as meter:
@@ -101,7 +102,6 @@ def test_nothing_grows_in_100_steps():
     )  # fmt: skip
     actnn.compress(model, level="L3", min_bytes=0)
     x = torch.randn(4, 3, 8, 8)
-    assert model.actnn.adaptive.statistics.refresh == 20
     step(model, x)
     with meter_of(model, x) as meter:
         for _ in range(30):

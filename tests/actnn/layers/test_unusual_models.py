@@ -37,7 +37,7 @@ def test_without_rounding_gradients_are_those_of_torch(case):
         assert all(torch.equal(found[name], exact[name]) for name in exact), settings
 
 
-@pytest.mark.filterwarnings("ignore:Compression adds")  # one batch: its gradient has no variance
+@pytest.mark.filterwarnings("ignore:Compression adds", "ignore:Level L3 uses")  # one batch
 def test_codes_give_the_loss_of_torch_and_nearly_its_gradients(case):
     model, arguments = case
     exact = whole_gradient(copy.deepcopy(model), arguments)

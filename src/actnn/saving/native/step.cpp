@@ -371,8 +371,8 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
     if (decision.action == Decision::encode) {
         held = encode(whole, d, dense, decision, cached);
     } else {
-        const nb::object found =
-            self().attr("_hold")(whole, part, where.path, op, where.boundary, exact);
+        const nb::object found = self().attr("_hold")(whole, part, where.path, op, where.boundary,
+                                                      exact, where.module, instead.has_value());
         held = found[0];
         why = found[1];
         choice = found[2];
@@ -396,10 +396,10 @@ Decision Step::decide(const nb::handle &whole, const Description &d, const nb::h
     const Torch &t = torch();
     const bool heads =
         part_d.dimensions == 4 && !t.base.of(part.ptr()).is_none() && !part_d.is_contiguous();
-    const Decisions::Key key{
-        op_of(whole),    op_of(part), decides_by_path_ ? where.path.ptr() : nullptr,
-        d.kind,          heads,       where.boundary,
-        !exact.is_none()};
+    const nb::object kind = nb::borrow(reinterpret_cast<PyObject *>(Py_TYPE(where.module.ptr())));
+    PyObject *const path = decides_by_path_ ? where.path.ptr() : nullptr;
+    const Decisions::Key key{op_of(whole), op_of(part), path,           kind.ptr(),
+                             d.kind,       heads,       where.boundary, !exact.is_none()};
     const bool caches = caches_ && op.is_none();
     if (caches) {
         const auto found = decisions_.decisions.find(key);
@@ -409,7 +409,7 @@ Decision Step::decide(const nb::handle &whole, const Description &d, const nb::h
         }
     }
     const nb::object answer =
-        self().attr("_decide")(whole, part, where.path, op, where.boundary, exact);
+        self().attr("_decide")(whole, part, where.path, op, where.boundary, exact, where.module);
     const Decision decision{static_cast<Decision::Action>(nb::cast<int>(answer[0])),
                             answer[1],
                             answer[2],
@@ -418,7 +418,8 @@ Decision Step::decide(const nb::handle &whole, const Description &d, const nb::h
                             nb::cast<bool>(answer[5]),
                             nb::cast<bool>(answer[6])};
     if (caches) {
-        decisions_.paths.push_back(where.path);
+        decisions_.named.push_back(where.path);
+        decisions_.named.push_back(kind);
         cached = &decisions_.decisions.emplace(key, decision).first->second;
     }
     return decision;

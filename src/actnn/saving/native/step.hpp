@@ -46,19 +46,20 @@ struct Coder {
 // Decisions and coders that stay valid as long as the settings do.
 class Decisions {
  public:
-    // op of the tensor that is held and of the saved one, path, dtype, whether it looks like heads
-    // of attention, whether it is an input of a checkpoint, whether it is to be exact
-    using Key = std::tuple<const Op *, const Op *, PyObject *, uint32_t, bool, bool, bool>;
+    // op of the tensor that is held and of the saved one, path and class of the module, dtype,
+    // whether it looks like heads of attention, is an input of a checkpoint, is to be exact
+    using Key =
+        std::tuple<const Op *, const Op *, PyObject *, PyObject *, uint32_t, bool, bool, bool>;
     std::map<Key, Decision> decisions;
     // a decision, shape and strides, device, whether the memory is aligned
     using CoderKey = std::tuple<const Decision *, std::vector<int64_t>, int64_t, bool>;
     std::map<CoderKey, Coder> coders;
-    std::vector<nanobind::object> paths;  // keep the addresses in keys
+    std::vector<nanobind::object> named;  // what keys have the addresses of
 
     void clear() {
         coders.clear();
         decisions.clear();
-        paths.clear();
+        named.clear();
     }
 };
 

@@ -1,0 +1,1 @@
+"""How many bits each tensor gets while a model is trained, and what its noise does."""

@@ -1,0 +1,349 @@
+"""Bits per tensor by what they do to the whole gradient: measured costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actnn.adapting.layer_inputs import Layer, sampled_ranges
+from actnn.adapting.replay import Gradient, Replay
+from actnn.adapting.trials import Trial, Trials
+from actnn.allocation.spend import law, spend
+from actnn.allocation.threshold import MAX_BITS, MIN_BITS
+from actnn.saving.context import Saving
+from actnn.saving.norms import NORM_BITS
+from actnn.saving.settings import Bits
+
+GROUPS = 24  # groups of tensors whose costs are measured, one step for each
+CHEAPEST = 12  # of these, that are measured at 1 bit, too; others get no single bit
+REST = MAX_BITS  # bits of all other tensors meanwhile
+AT = 2  # bits at which costs are measured
+MOST_ERROR = 0.7  # of the whole gradient, relative; above, the budget rises
+RAISES, RAISE = 5, 0.05  # how often the budget may rise, and by what share
+JOINT = 1.4  # errors of several tensors together, beside the sum of their costs
+STALE = 2.0  # costs are measured again if the squared error is so many times the expected one
+
+
+@dataclass
+class Saved:
+    """One tensor of a step that has bits of its own.
+
+    Attributes:
+        elements: Its elements.
+        kind: 'input' of linear layers alone, 'norm', 'derivative' or 'other'.
+        spread: Of an input, factor x squared ranges, on the host.
+        users: Paths of the linear layers that save it.
+    """
+
+    elements: int
+    kind: str
+    spread: float = 0.0
+    users: list[str] = field(default_factory=list)
+
+
+class Measured:
+    """Allocates bits for the saved tensors of one model, each with one width.
+
+    The cost of a tensor is the squared error of the whole gradient that its codes cause, with all
+    others at 8 bits and the same noise, over the squared norm. That of an input of linear layers
+    follows from its ranges and the layers' gradients; others are measured, in groups of neighbours
+    of one kind.
+
+    Args:
+        model: The model.
+        average: Average bits.
+        group: Group of the codec.
+
+    Attributes:
+        bits: Bits of tensors by name, 'path:position', or 'path:d0' for codes of a derivative;
+            empty until they are allocated.
+        costs: Costs at 1 to 8 bits, by name.
+        budget: Average bits that are spent now.
+        error: The relative error of the whole gradient in the last trial, at these bits.
+    """
+
+    by_sample, adapts = False, True
+
+    def __init__(self, model: nn.Module, average: float, group: int) -> None:
+        self.average, self.budget = average, average
+        self.bits: dict[str, int] = {}
+        self.costs: dict[str, list[float]] = {}
+        self.error: float | None = None
+        self._group = group
+        self._layers = Layer.all_of(model)
+        self._count: Counter[str] = Counter()
+        self._names: dict[int, str] = {}  # record of this step -> name
+        self._saved: dict[str, Saved] = {}
+        self._trial: tuple[Mapping[str, int], int] | None = None  # bits, and those of the rest
+        self._energy: dict[str, float] | None = None  # of layers' outputs, while they are observed
+        self._trials = Trials(average)
+
+    # What a step asks.
+
+    @property
+    def floor(self) -> int:
+        """The fewest bits of tensors that have no bits of their own."""
+        return REST if self._trial is not None and self._trial[1] == REST else 1
+
+    def begin_step(self, model: nn.Module | None) -> None:
+        """Begin a forward pass."""
+        if self._saved:
+            self._trials.begin_step(model)
+        self._count.clear()
+        self._names.clear()
+        self._saved.clear()
+
+    def begin_batch(self, samples: int) -> None:
+        """Do nothing: samples have no bits of their own."""
+
+    def bits_of(self, path: str, tensor: Tensor, record: int, *, norm: bool = False) -> Bits | None:
+        """Bits of a tensor that is about to be compressed.
+
+        Args:
+            path: Path of the module that saves it.
+            tensor: Dense.
+            record: Index of its record.
+            norm: Whether a normalization saves it.
+        """
+        if not tensor.numel():
+            return None
+        name = self._names[record] = f"{path}:{self._count[path]}"
+        self._count[path] += 1
+        is_input = path in self._layers and name.endswith(":0")
+        saved = Saved(tensor.numel(), "norm" if norm else "input" if is_input else "other")
+        if self._energy is not None and is_input:
+            ranges = float(sampled_ranges(tensor.detach(), self._group))
+            # a third less than the bound: the mean over the place between two codes
+            saved.spread = ranges * self._layers[path].factor(self._group, tensor.numel()) * 4 / 6
+            saved.users.append(path)
+        return Bits(tensor, self._take(name, saved))
+
+    def bits_of_derivative(self, path: str, elements: int) -> int:
+        """Bits of the codes of a derivative that a module is about to save."""
+        name = f"{path}:d{self._count[path + ':d']}"
+        self._count[path + ":d"] += 1
+        return self._take(name, Saved(elements, "derivative"))
+
+    def share(self, record: int, path: str) -> None:
+        """Say that a module saves a tensor whose codes are held already."""
+        saved = self._saved.get(self._names.get(record, ""))
+        if saved is None:
+            return
+        if path in self._layers:
+            self._count[path] += 1
+            saved.users.append(path)
+        elif saved.kind == "input":
+            saved.kind = "other"
+
+    def _take(self, name: str, saved: Saved) -> int:
+        self._saved[name] = saved
+        if self._trial is not None:
+            bits, rest = self._trial
+            return bits.get(name, rest)
+        if not self.bits and saved.kind == "norm":
+            return max(NORM_BITS, math.floor(self.average))
+        return self.bits.get(name, math.floor(self.average))
+
+    # Around a forward of the model.
+
+    def watch(
+        self, saving: Saving, forward: Callable[..., Any], arguments: Any, named: Any
+    ) -> Replay | None:
+        """Begin a forward of the model. See `Trials.watch`."""
+        return self._trials.watch(saving, forward, arguments, named, self._judge)
+
+    def detach(self) -> None:
+        """Stop."""
+
+    def _judge(self, trial: Trial) -> bool:
+        """Allocate bits anew if those in use are not good enough; warn of noise.
+
+        Returns:
+            Whether the gradient was finite and not 0, so that there was something to compare.
+        """
+        with self._observed(trial) as energies:
+            exact = self._gradient(trial, {}, REST)
+        saved = dict(self._saved)
+        if not saved:
+            return True
+        if not exact.is_finite:
+            if trial.lossless_gradient().is_finite:
+                self._trials.warn(
+                    "Compression makes the gradient infinite or NaN even at 8 bits, where it is "
+                    "finite without. Expected a tensor that is infinite to be kept (set_choices)"
+                )
+            return False
+        if exact.energy() == 0:
+            return False
+        found = None
+        if self.bits and not distributed():  # processes may have to run equally many steps
+            found = self._at(trial, self.bits)
+            equal = self._at(trial, self._equal(saved)).relative(exact)
+            error = found.relative(exact)
+            if error > 1.1 * equal or error > STALE * self._expected(self.bits):
+                found = None
+        if found is None:
+            self.costs = self._measure(trial, exact, saved, energies)
+            found = self._allocate(trial, exact, saved)
+        error = found.relative(exact)
+        self.error = math.sqrt(error)
+        self._warn(trial, exact, found, error)
+        return True
+
+    @contextmanager
+    def _observed(self, trial: Trial) -> Iterator[dict[str, float]]:
+        """Observe the gradients of the outputs of linear layers."""
+        energies: dict[str, float] = {}
+        self._energy = energies
+        modules = dict(trial.model.named_modules())
+        handles = [
+            modules[path].register_forward_hook(partial(_observe, energies, path))
+            for path in self._layers
+            if path in modules
+        ]
+        try:
+            yield energies
+        finally:
+            self._energy = None
+            for handle in handles:
+                handle.remove()
+
+    def _gradient(
+        self, trial: Trial, bits: Mapping[str, int], rest: int, batch: int = 0
+    ) -> Gradient:
+        """Return the gradient at bits by name, and those of the rest."""
+        self._trial = (bits, rest)
+        try:
+            return trial.gradient(batch)
+        finally:
+            self._trial = None
+
+    def _at(self, trial: Trial, bits: Mapping[str, int]) -> Gradient:
+        """Return the gradient at some bits."""
+        return self._gradient(trial, bits, math.floor(self.average))
+
+    def _equal(self, saved: Mapping[str, Saved]) -> dict[str, int]:
+        return dict.fromkeys(saved, math.floor(self.average))
+
+    def _expected(self, bits: Mapping[str, int]) -> float:
+        """Return the sum of costs at some bits, and what errors together add."""
+        return JOINT * sum(self.costs[name][b - MIN_BITS] for name, b in bits.items())
+
+    def _measure(
+        self,
+        trial: Trial,
+        exact: Gradient,
+        saved: Mapping[str, Saved],
+        energies: Mapping[str, float],
+    ) -> dict[str, list[float]]:
+        """Return the costs of all tensors."""
+        costs, rest = {}, {}
+        for name, each in saved.items():
+            if each.kind == "input" and all(user in energies for user in each.users):
+                energy = sum(energies[user] for user in each.users)
+                costs[name] = law(each.spread * energy / exact.energy(), 1)
+            else:
+                rest[name] = each
+        least = min(AT, math.floor(self.average))
+        groups = _groups(rest)
+
+        def cost_of(names: list[str], bits: int) -> float:
+            return self._gradient(trial, dict.fromkeys(names, bits), REST).relative(exact)
+
+        def elements_of(names: list[str]) -> int:
+            return sum(saved[name].elements for name in names)
+
+        found = [cost_of(names, AT) for names in groups]
+        order = sorted(range(len(groups)), key=lambda i: found[i] / elements_of(groups[i]))
+        single = {i: cost_of(groups[i], MIN_BITS) for i in order[:CHEAPEST]}
+        for i, names in enumerate(groups):
+            table = law(found[i], AT, least)
+            if i in single:
+                table[0] = max(single[i], found[i])
+            for name in names:
+                share = saved[name].elements / elements_of(names)
+                costs[name] = [cost * share for cost in table]
+        return {name: costs[name] for name in saved}
+
+    def _allocate(self, trial: Trial, exact: Gradient, saved: Mapping[str, Saved]) -> Gradient:
+        """Choose bits and budget; return the gradient with them."""
+        weights = {name: each.elements for name, each in saved.items()}
+        total, even = sum(weights.values()), self._equal(saved)
+        equal = self._at(trial, even)
+        scale = 1.0
+        for raises in range(RAISES + 1):
+            budget = self.average * (1 + RAISE * raises)
+            bits = spend(self.costs, weights, budget * total)
+            expected = self._expected(bits)
+            if scale * expected > MOST_ERROR**2 and raises < RAISES:
+                continue
+            found = self._at(trial, bits)
+            error = found.relative(exact)
+            if error <= MOST_ERROR**2 or distributed():
+                break
+            scale = max(scale, error / max(expected, 1e-30))
+        if error > equal.relative(exact):
+            bits, budget, found = even, self.average, equal
+        self.bits, self.budget = bits, budget
+        return found
+
+    def _warn(self, trial: Trial, exact: Gradient, found: Gradient, error: float) -> None:
+        """Warn of a higher budget, and of too much noise."""
+        at = {name: self.costs[name][b - MIN_BITS] for name, b in self.bits.items()}
+        total = sum(at.values()) or 1.0
+        worst = sorted(at, key=lambda name: at[name], reverse=True)[:3]
+        more = ""
+        if self.budget > self.average:
+            more = (
+                f"Level L3 uses {self.budget:.3g} bits on average instead of {self.average:g}, for "
+                f"an error of the gradient of at most {MOST_ERROR} of its norm; now it is "
+                f"{math.sqrt(error):.2f}"
+            )
+        other = self._gradient(trial, {}, REST, batch=1)
+        self._trials.judge_noise(exact, other, found, [(n, at[n] / total) for n in worst], more)
+
+
+def _groups(saved: Mapping[str, Saved]) -> list[list[str]]:
+    """Divide tensors into groups of neighbours of one kind, about equally many in each."""
+    kinds: dict[str, list[str]] = {}
+    for name, each in saved.items():
+        kinds.setdefault(each.kind, []).append(name)
+    count = max(1, min(len(saved), GROUPS))
+    found = []
+    for names in kinds.values():
+        parts = max(1, round(count * len(names) / len(saved)))
+        edges = [round(index * len(names) / parts) for index in range(parts + 1)]
+        found += [names[a:b] for a, b in pairwise(edges) if a < b]
+    return found
+
+
+def _observe(
+    energies: dict[str, float], path: str, module: nn.Module, args: Any, output: Any
+) -> None:
+    """Forward hook of a layer: observe the gradient of its output."""
+    if isinstance(output, Tensor) and output.requires_grad:
+
+        def add(gradient: Tensor) -> None:
+            energy = float(torch.linalg.vector_norm(gradient, dtype=_wide(gradient))) ** 2
+            energies[path] = energies.get(path, 0.0) + energy
+
+        output.register_hook(add)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def distributed() -> bool:
+    """Whether there are several processes, whose forwards may wait for each other."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1

@@ -1,0 +1,230 @@
+"""A forward of a model, and the gradient of its outputs, that can be run again.
+
+The gradient that the loss gave to the outputs is all that backward needs of the loss. So the
+gradient of the parameters can be computed again for the same batch, with other bits, in any loop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from actnn.saving.uncompiled import uncompiled
+
+SAMPLED = 1 << 16  # elements of each gradient that stand for all of it
+
+
+class Gradient:
+    """Elements of the gradients of parameters and inputs, scaled so that squares sum to the norm's.
+
+    Args:
+        parameters: The gradients of the parameters; None for those that have none.
+        inputs: Those of the inputs, likewise.
+    """
+
+    def __init__(self, parameters: list[Tensor | None], inputs: list[Tensor | None]) -> None:
+        self._parts = [[_sample(g) for g in part] for part in (parameters, inputs)]
+
+    def energy(self) -> float:
+        """Squared norm of the gradients of the parameters, or of the inputs if these have none."""
+        parameters, inputs = (_sum([_square(g) for g in part]) for part in self._parts)
+        return parameters if parameters != 0 else inputs
+
+    def distance(self, other: Gradient) -> float:
+        """Squared norm of the difference, likewise; infinite if it is not finite."""
+        parameters, inputs = self._distances(other)
+        found = parameters if _sum([_square(g) for g in other._parts[0]]) != 0 else inputs
+        return _finite(found)
+
+    def relative(self, exact: Gradient) -> float:
+        """Squared distance over the squared norm, summed over parameters and inputs."""
+        found = 0.0
+        for distance, part in zip(self._distances(exact), exact._parts, strict=True):
+            energy = _sum([_square(g) for g in part])
+            found += distance / energy if energy else 0.0
+        return _finite(found)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all elements are finite."""
+        return bool(np.isfinite([_sum([_square(g) for g in part]) for part in self._parts]).all())
+
+    def _distances(self, other: Gradient) -> tuple[float, float]:
+        parameters, inputs = (
+            _sum([_square(_minus(a, b)) for a, b in zip(mine, theirs, strict=True)])
+            for mine, theirs in zip(self._parts, other._parts, strict=True)
+        )
+        return parameters, inputs
+
+
+def _finite(x: float) -> float:
+    return x if np.isfinite(x) else float("inf")
+
+
+def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return a if b is None else -b if a is None else a - b
+
+
+def _square(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.square().sum(dtype=torch.float64)
+
+
+def _sum(parts: list[Tensor | None]) -> float:
+    """Add numbers that may be on several devices."""
+    return float(sum(float(part) for part in parts if part is not None))
+
+
+@torch.no_grad()
+def _sample(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None or not gradient.numel():
+        return None
+    if gradient.layout != torch.strided:
+        gradient = gradient.coalesce().values()
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient)
+    flat = gradient.reshape(-1)
+    taken = flat[:: max(1, -(-flat.numel() // SAMPLED))]
+    scale = (flat.numel() / max(1, taken.numel())) ** 0.5
+    return taken.to(torch.float32, copy=True).mul_(scale)
+
+
+class _Through(Function):
+    """The same tensor, whose gradient is shown to a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, take: Callable[[Tensor], None]) -> Tensor:
+        ctx.take = take
+        return x.detach()  # no view: fully_shard warns of these
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.take(gradient)
+        return gradient, None
+
+
+class Replay:
+    """Copies of the inputs of one forward, the state of random numbers, and what backward gave.
+
+    Args:
+        model: The model.
+        arguments: Positional arguments of the forward.
+        named: Those by name.
+    """
+
+    def __init__(self, model: nn.Module, arguments: Any, named: Any) -> None:
+        self._inputs = tree_map(_copy, (arguments, named))
+        self._random = _RandomState(model)
+        self._gradients: dict[int, Tensor] = {}  # by the position among the leaves of the output
+
+    @property
+    def complete(self) -> bool:
+        """Whether a backward has given gradients of the outputs."""
+        return bool(self._gradients)
+
+    @uncompiled
+    def watch(self, output: Any) -> Any:
+        """Return the output of the forward, through which gradients from outside are seen."""
+        leaves, form = tree_flatten(output)
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                # Outputs may depend on each other, as a loss does on logits. Here passes what comes
+                # from outside alone.
+                leaves[index] = _Through.apply(leaf, partial(self._take, index))
+        return form.unflatten(leaves)
+
+    def _take(self, index: int, gradient: Tensor) -> None:
+        known = self._gradients.get(index)
+        self._gradients[index] = gradient.detach() if known is None else known + gradient.detach()
+
+    def run(self, model: nn.Module, forward: Callable[[Any, Any], Any]) -> Gradient:
+        """Run forward and backward again; the model stays as it is.
+
+        Buffers, random numbers and `grad` of the parameters are as before afterwards, and hooks
+        of `AccumulateGrad`, such as those of DistributedDataParallel, do not see it.
+
+        Args:
+            model: The model.
+            forward: (positional arguments, arguments by name) -> the output.
+        """
+        arguments, named = tree_map(_copy, self._inputs)
+        inputs = [x for x in tree_leaves((arguments, named)) if _wants_gradient(x)]
+        inputs = [x for x in inputs if not isinstance(x, nn.Parameter)]
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        with self._random.restored(), _spare_buffers(model), torch.enable_grad():
+            leaves = tree_leaves(forward(arguments, named))
+            found = torch.autograd.grad(
+                [leaves[index] for index in self._gradients],
+                [*parameters, *inputs],
+                list(self._gradients.values()),
+                allow_unused=True,
+            )
+        torch.clear_autocast_cache()  # casts of weights that the next forward would share
+        return Gradient(list(found[: len(parameters)]), list(found[len(parameters) :]))
+
+
+def _wants_gradient(x: object) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def _copy(x: Any) -> Any:
+    if not isinstance(x, Tensor) or isinstance(x, nn.Parameter):
+        return x
+    return x.detach().clone().requires_grad_(x.requires_grad)
+
+
+class _RandomState:
+    """The state of all random numbers that a model may draw.
+
+    Args:
+        model: The model: its parameters tell the devices.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+        self._states = self._now()
+
+    def _now(self) -> tuple[Any, ...]:
+        devices = [torch.cuda.get_rng_state(device) for device in self._devices]
+        return torch.get_rng_state(), devices, random.getstate(), np.random.get_state()
+
+    def _set(self, states: tuple[Any, ...]) -> None:
+        host, devices, python, numpy = states
+        torch.set_rng_state(host)
+        for device, state in zip(self._devices, devices, strict=True):
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Go back to this state; afterwards all is as before."""
+        now = self._now()
+        self._set(self._states)
+        try:
+            yield
+        finally:
+            self._set(now)
+
+
+@contextmanager
+def _spare_buffers(model: nn.Module) -> Iterator[None]:
+    """Let a forward change copies of the buffers."""
+    modules = [each for each in model.modules() if each._buffers]
+    kept = [dict(each._buffers) for each in modules]
+    for each in modules:
+        for name, buffer in each._buffers.items():
+            each._buffers[name] = None if buffer is None else buffer.clone()
+    try:
+        yield
+    finally:
+        for each, buffers in zip(modules, kept, strict=True):
+            each._buffers.update(buffers)

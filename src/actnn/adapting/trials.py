@@ -1,0 +1,249 @@
+"""Steps in which a model compares its gradients at several settings, within any training loop."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from actnn._errors import ActNNWarning
+from actnn.adapting.replay import Gradient, Replay
+from actnn.allocation.threshold import MAX_BITS
+from actnn.saving.active import ACTIVE
+from actnn.saving.compiled import call
+from actnn.saving.context import Saving
+from actnn.saving.uncompiled import uncompiled
+
+FIRST = 1  # the first forward that is kept for a trial, and the next one, for the variance
+AGAIN = (20, 100, 300)  # forwards at which gradients are compared again, and every LATER after
+LATER = 1000
+PATIENCE = 20  # forwards without a trial after which a warning says so
+SHARE = 0.1  # of the variance over batches: what compression may add
+REPEATED = 1e-6  # a variance below this share of the squared norm: the batch is the same
+NOISE = 1 << 31  # the step whose noise the first trial has
+
+
+class Trial:
+    """Gradients of batches that were seen, at any setting.
+
+    Args:
+        saving: That of the model.
+        forward: The model's own forward.
+        replays: The batches.
+    """
+
+    def __init__(self, saving: Saving, forward: Callable[..., Any], replays: list[Replay]) -> None:
+        self._saving, self._forward, self._replays = saving, forward, replays
+        self.runs = 0
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        model = self._saving.model
+        assert model is not None
+        return model
+
+    def gradient(self, batch: int = 0) -> Gradient:
+        """Return the gradient of a batch as the settings are now. The noise is always the same."""
+        saving, model = self._saving, self.model
+        self.runs += 1
+
+        def forward(arguments: Any, named: Any) -> Any:
+            with saving:
+                saving.add_inputs((arguments, named))
+                return call(self._forward, arguments, named)
+
+        with saving.noise_at(NOISE):
+            return self._replays[batch].run(model, forward)
+
+    def lossless_gradient(self) -> Gradient:
+        """Return the gradient of the first batch without rounding: nothing else is held, either."""
+        with self._saving.lossless():
+            return self.gradient()
+
+
+class Trials:
+    """When gradients are compared, and the warning if compression adds too much noise.
+
+    Forwards `FIRST` and the next are kept: their inputs and the gradients of their outputs. The
+    forward after these runs them again before it begins. This is repeated now and then.
+
+    Args:
+        average: Average bits, for advice.
+        needed: Whether a warning says that there can be no trial.
+    """
+
+    def __init__(self, average: float, *, needed: bool = True) -> None:
+        self._average, self._needed = average, needed
+        self._forwards = self._steps = 0
+        self._next = FIRST
+        self._replays: list[Replay] = []
+        self.failed = self.running = False
+        self._warned: set[str] = set()
+        self.runs = 0  # steps that trials have run
+        self._repeated = 0  # trials that had nothing to compare
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies share; batches stay here."""
+        return self.__dict__ | {"_replays": []}
+
+    def begin_step(self, model: nn.Module | None) -> None:
+        """Begin a step whose bits could be measured; warn if trials never come."""
+        if self.running or self.failed or self.runs or model is None or not model.training:
+            return
+        self._steps += 1
+        if capturing():
+            self.warn(
+                "Expected at least 3 training steps before one is captured in a CUDA graph, so "
+                "that the bits of level L3 are measured, got none; bits stay equal"
+            )
+        elif self._steps == PATIENCE:
+            self.warn(
+                "Expected the outputs of the model to get a gradient, so that the bits of level "
+                f"L3 can be measured, got none in {PATIENCE} steps; bits stay equal. Call the "
+                "compressed model itself, and let it return tensors"
+            )
+
+    @uncompiled
+    def watch(
+        self,
+        saving: Saving,
+        forward: Callable[..., Any],
+        arguments: Any,
+        named: Any,
+        judge: Callable[[Trial], bool],
+    ) -> Replay | None:
+        """Begin a forward of the model; run a trial if it is time.
+
+        Args:
+            saving: That of the model.
+            forward: The model's own forward.
+            arguments: Its positional arguments.
+            named: Its arguments by name.
+            judge: What to do in a trial; returns False if it is to be repeated soon.
+
+        Returns:
+            Where the output of this forward is to be watched, or None.
+        """
+        model = saving.model
+        if model is None or self.failed or self.running or _is_inside(saving):
+            return None
+        self._forwards += 1
+        if self._forwards > 1 and not saving.records:
+            return None  # compiled code has its own hooks, and bits that are fixed
+        self._replays = [each for each in self._replays if each.complete]
+        if len(self._replays) == 2:
+            self._run(Trial(saving, forward, self._replays), judge)
+        if self._forwards >= self._next and not self.failed:
+            if any(type(p) is not nn.Parameter for p in model.parameters() if p.requires_grad):
+                self._give_up(
+                    "Expected the parameters to be plain ones, so that gradients can be compared, "
+                    "got those of another class, such as fully_shard makes. Bits stay equal; "
+                    "nothing warns of noise"
+                )
+                return None
+            replay = Replay(model, arguments, named)
+            self._replays.append(replay)
+            return replay
+        return None
+
+    def _run(self, trial: Trial, judge: Callable[[Trial], bool]) -> None:
+        self.running = True
+        try:
+            done = judge(trial)
+            now = self._forwards
+            later = now + LATER - now % LATER
+            after = next((step for step in AGAIN if step > now), later)
+            self._repeated += not done
+            self._next = after if done else now + 2**self._repeated // 2
+        except Warning:  # warnings may be errors
+            raise
+        except Exception as e:  # what the forward raises, or no memory: training goes on
+            self._give_up(
+                "Expected the forward of the model to run once more with the same inputs, so that "
+                f"gradients can be compared, got {type(e).__name__}: {str(e)[:200]}. Bits stay as "
+                "they are; nothing warns of noise"
+            )
+        finally:
+            self.running = False
+            self.runs += trial.runs
+            self._replays = []
+
+    def judge_noise(
+        self,
+        exact: Gradient,
+        other: Gradient,
+        found: Gradient,
+        worst: list[tuple[str, float]] | None = None,
+        raised: str = "",
+    ) -> None:
+        """Warn if compression adds too much noise.
+
+        Args:
+            exact: The gradient of a batch without noise.
+            other: That of another batch.
+            found: That of the first batch with the noise of compression.
+            worst: Names of tensors, and their shares of the noise, the largest first.
+            raised: What else to say, if anything.
+        """
+        energy, noise = exact.energy(), found.distance(exact)
+        variance = other.distance(exact) / 2
+        repeated = variance <= REPEATED * energy
+        ratio = noise / (energy if repeated else variance)
+        most = ""
+        if worst:
+            most = "; most comes from " + ", ".join(f"{n!r} ({s:.0%})" for n, s in worst)
+        text = ""
+        if not math.isfinite(noise):
+            text = f"Compression makes the gradient infinite or NaN. Expected it to be finite{most}"
+        elif ratio > SHARE:
+            of, fewer = "squared norm of the gradient", ""
+            if not repeated:
+                of = "variance that the gradient has over batches"
+                fewer = f", as if a batch had {ratio / (1 + ratio):.0%} fewer samples"
+            text = f"Compression adds {_percent(ratio)} of the {of}{fewer}. Expected at most 10%"
+            text += f"{most}. {self._advice(ratio)}"
+        if raised:
+            self.warn(". ".join(filter(None, (raised, text))), "budget")
+        elif text:
+            self.warn(text)
+
+    def _advice(self, ratio: float) -> str:
+        levels = 2.0**self._average - 1
+        for bits in range(int(self._average) + 1, MAX_BITS + 1):
+            less = ratio * (levels / (2.0**bits - 1)) ** 2
+            if less <= SHARE:
+                return f"bits={bits} would add about {less:.1%}"
+        return "Keep these tensors (set_choices), or use bits=32"
+
+    def _give_up(self, why: str) -> None:
+        self.failed = True
+        if self._needed:
+            self.warn(why)
+
+    def warn(self, text: str, about: str = "noise") -> None:
+        """Warn, once about each thing."""
+        if about not in self._warned:
+            self._warned.add(about)
+            self._warned.add("noise")
+            warnings.warn(text, ActNNWarning, stacklevel=2)
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio:.0%}" if ratio < 100 else f"{ratio:.3g} times"
+
+
+def _is_inside(saving: Saving) -> bool:
+    """Whether a forward is not the outermost of a step in the loop of the user."""
+    if any(step.saving is saving for step, _ in ACTIVE.steps):
+        return True
+    return capturing() or torch._C._current_graph_task_id() != -1
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph captures what runs."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

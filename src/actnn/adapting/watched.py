@@ -1,0 +1,73 @@
+"""Equal bits whose noise is compared with that of the gradient itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from actnn.adapting.replay import Replay
+from actnn.adapting.trials import Trial, Trials
+from actnn.allocation.threshold import MAX_BITS
+from actnn.saving.context import Saving
+from actnn.saving.settings import Bits
+
+FEW = 3  # bits at and below which the noise is worth a look
+
+
+class Watched:
+    """Allocates nothing; warns once if equal bits add too much noise.
+
+    Args:
+        bits: Of all tensors.
+    """
+
+    by_sample = adapts = False
+
+    def __init__(self, bits: int) -> None:
+        self._trials = Trials(bits, needed=False)
+        self._at: int | None = None  # bits of all tensors, in a trial
+
+    @property
+    def floor(self) -> int:
+        """The fewest bits of tensors."""
+        return self._at or 1
+
+    def begin_step(self, model: nn.Module | None) -> None:
+        """Do nothing."""
+
+    def begin_batch(self, samples: int) -> None:
+        """Do nothing."""
+
+    def bits_of(self, path: str, tensor: Tensor, record: int, *, norm: bool = False) -> Bits | None:
+        """Return None: no tensor has bits of its own."""
+        return None
+
+    def bits_of_derivative(self, path: str, elements: int) -> int | None:
+        """Return None: no tensor has bits of its own."""
+        return None
+
+    def share(self, record: int, path: str) -> None:
+        """Do nothing."""
+
+    def detach(self) -> None:
+        """Do nothing."""
+
+    def watch(
+        self, saving: Saving, forward: Callable[..., Any], arguments: Any, named: Any
+    ) -> Replay | None:
+        """Begin a forward of the model. See `Trials.watch`."""
+        return self._trials.watch(saving, forward, arguments, named, self._judge)
+
+    def _judge(self, trial: Trial) -> bool:
+        """Warn of too much noise."""
+        self._at = MAX_BITS
+        try:
+            exact, other = trial.gradient(0), trial.gradient(1)
+        finally:
+            self._at = None
+        if not exact.is_finite or exact.energy() == 0:
+            return False
+        self._trials.judge_noise(exact, other, trial.gradient(0))
+        return True

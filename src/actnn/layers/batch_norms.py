@@ -1,0 +1,112 @@
+"""Batch norms whose input may have few bits: the projection of their backward is corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from actnn.layers.normalization import excess
+from actnn.saving.active import step_for
+from actnn.saving.swapping import Swapped
+
+_aten = torch.ops.aten
+
+
+class _Call(NamedTuple):
+    """The arguments of `torch.nn.functional.batch_norm`."""
+
+    input: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+
+class _BatchNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call
+    ) -> Tensor:
+        y, mean, inverse, _, _ = torch._batch_norm_impl_index(
+            x,
+            weight,
+            bias,
+            call.running_mean,
+            call.running_var,
+            True,
+            call.momentum,
+            call.eps,
+            torch.backends.cudnn.enabled,
+        )
+        ctx.eps = call.eps
+        ctx.save_for_backward(x, mean, inverse, weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, inverse, weight = ctx.saved_tensors
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        variance, center = (t.to(inverse.dtype) for t in torch.var_mean(x, dims, correction=0))
+        variance = (variance + (center - mean).square()) * inverse.square()
+        factor = excess(variance, inverse, ctx.eps).to(inverse.dtype)
+        # The kernel has the square of 1 / deviation in the term to correct, and 1 / deviation and
+        # the weight as factors of all.
+        scaled = factor if weight is None else weight * factor
+        dx, dweight, dbias = _aten.native_batch_norm_backward(
+            dy.contiguous(memory_format=_format(x)),
+            x,
+            scaled.to(factor.dtype if weight is None else weight.dtype),
+            None,
+            None,
+            mean,
+            inverse / factor,
+            True,
+            ctx.eps,
+            [True, weight is not None, ctx.needs_input_grad[2]],
+        )
+        return dx, dweight * factor if weight is not None else None, dbias, None
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
+
+
+class _Corrected(TorchFunctionMode):
+    """Runs batch norms in training with `_BatchNorm`."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is F.batch_norm:
+            call = _Call(*args, **(kwargs or {}))
+            x = call.input
+            step = step_for(x) if call.training else None
+            if step is not None and step.rounds(x) and x.numel() > x.shape[1]:
+                return _BatchNorm.apply(x, call.weight, call.bias, call)
+        return func(*args, **(kwargs or {}))
+
+
+class BatchNorm(Swapped):
+    """A batch norm, also of a class that is made from one and does more."""
+
+    def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Any:
+        """Return the result of the module's own forward."""
+        step, run = step_for(x), super().forward  # type: ignore[misc]
+        if step is None or not step.saving.adapts:
+            return run(x, *arguments, **named)
+        with _Corrected():
+            return run(x, *arguments, **named)

@@ -13,6 +13,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import ParametrizationList
 
 import actnn
+from actnn.layers.batch_norms import BatchNorm
+from actnn.layers.normalization import Recognized
 from actnn.layers.registry import MIXINS
 from actnn.layers.root import Root
 from actnn.planning.blocks import Checkpointed, CompiledBlock, Unhooked
@@ -45,6 +47,7 @@ def layer(kind):
     if kind is ParametrizationList:
         return weight_norm(nn.Linear(4, 4)).parametrizations.weight
     made = {nn.Conv2d: (2, 2, 3), nn.GRU: (4, 4), nn.LayerNorm: (4,), nn.RMSNorm: (4,)}
+    made[nn.BatchNorm2d] = (4,)
     if "Pool" in kind.__name__:
         return kind(2)
     return kind(*made.get(kind, ()))
@@ -56,6 +59,8 @@ CASES = [
     *((Root, kind) for kind in MIXINS),
     *((mixin, kind) for kind, mixin in MIXINS.items()),
     (MIXINS[nn.ReLU], PlainReLU),
+    (BatchNorm, nn.BatchNorm2d),
+    (Recognized, Net),
 ]
 
 

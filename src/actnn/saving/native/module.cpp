@@ -91,7 +91,8 @@ NB_MODULE(_native, m) {
             },
             nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
         .def("pack", &Step::pack)
-        .def("add_known", &Step::add_known)
+        .def("add_known", [](Step &step, nb::handle tensor,
+                             nb::object reason) { step.add_known(tensor, std::move(reason)); })
         .def("add_module", &Step::add_module)
         .def("keep_exact", &Step::keep_exact)
         .def("forget", &Step::forget)

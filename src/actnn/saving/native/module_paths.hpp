@@ -23,6 +23,11 @@ class ModulePaths {
     // the file of torch.utils.checkpoint.
     ModulePaths(const nanobind::dict &paths, nanobind::object call, nanobind::object checkpoint);
     Where current() const;
+    // The path of a module; '' if the model has none such.
+    const nanobind::object &path_of(const nanobind::handle &module) const {
+        const auto found = paths_.find(module.ptr());
+        return found == paths_.end() ? none_ : found->second;
+    }
 
  private:
     std::unordered_map<PyObject *, nanobind::object> paths_;

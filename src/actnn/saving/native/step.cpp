@@ -133,28 +133,32 @@ Step::Saved Step::key_of(const nb::handle &tensor, const Description &d, bool de
     return key;
 }
 
-void Step::add_known(const nb::handle &tensor, nb::object reason) {
+void Step::add_known(const nb::handle &tensor, nb::object reason, nb::object owner) {
     Description d;
     if (!torch().is_plain(tensor.ptr()) || !torch().tensors.describe(tensor.ptr(), d)) return;
     const nb::object storage = torch().storage.call(tensor.ptr());
     // Without a reference to it: it is alive.
-    storages_[torch().address_of(storage)].known = std::move(reason);
+    Storage &known = storages_[torch().address_of(storage)];
+    known.known = std::move(reason);
+    known.owner = std::move(owner);
 }
 
 void Step::add_module(const nb::handle &module) {
     std::vector<nb::object> left{nb::borrow(module)}, all;
+    const auto add = [&](const nb::object &each, const nb::object &kind, const nb::object &why) {
+        const nb::object &path = paths_.path_of(each);
+        for_each(dictionary(each, kind),
+                 [&](const nb::object &tensor) { add_known(tensor, why, path); });
+    };
     while (!left.empty()) {
         const nb::object each = left.back();
         left.pop_back();
         for_each(dictionary(each, words().children),
                  [&](const nb::object &child) { left.push_back(child); });
-        for_each(dictionary(each, words().buffers),
-                 [&](const nb::object &buffer) { add_known(buffer, words().buffer); });
+        add(each, words().buffers, words().buffer);
         all.push_back(each);
     }
-    for (const nb::object &each : all)
-        for_each(dictionary(each, words().parameters),
-                 [&](const nb::object &parameter) { add_known(parameter, words().parameter); });
+    for (const nb::object &each : all) add(each, words().parameters, words().parameter);
 }
 
 void Step::keep_exact(const nb::handle &tensor, nb::object reason) {
@@ -223,8 +227,9 @@ nb::object Step::pack(const nb::handle &tensor) {
     Storage &storage = place->second;
     if (is_new) storage.reference = WeakStorage(storage_object);
     if (storage.known.is_valid()) {  // alive anyway, so that nothing is to be shared
-        if (t.base.of(tensor.ptr()).is_none()) return keep(tensor, storage.known, 0);
-        return keep(tensor, nb::str("view of a ") + storage.known, 0);
+        const bool is_view = !t.base.of(tensor.ptr()).is_none();
+        nb::object reason = is_view ? nb::str("view of a ") + storage.known : storage.known;
+        return keep(tensor, std::move(reason), 0, {}, storage.owner);
     }
 
     bool dense = d.is_dense();

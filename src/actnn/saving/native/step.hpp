@@ -90,8 +90,9 @@ class Step {
 
     // Returns a tensor in the form in which it is held for backward.
     nanobind::object pack(const nanobind::handle &tensor);
-    // Says that a storage is alive anyway, and why.
-    void add_known(const nanobind::handle &tensor, nanobind::object reason);
+    // Says that a storage is alive anyway, why, and the path of the module that has it.
+    void add_known(const nanobind::handle &tensor, nanobind::object reason,
+                   nanobind::object owner = {});
     void add_module(const nanobind::handle &module);
     void keep_exact(const nanobind::handle &tensor, nanobind::object reason);
     void keep_compared(const nanobind::handle &tensor);
@@ -134,7 +135,8 @@ class Step {
     };
     struct Storage {
         WeakStorage reference;
-        nanobind::object known, exact;
+        nanobind::object known, owner;  // why it is alive anyway, and the path of who has it
+        nanobind::object exact;
         bool compared = false;
         std::optional<Claim> claim, normalized;
         std::optional<size_t> replaced;  // the record of a tensor that torch would have saved

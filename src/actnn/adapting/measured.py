@@ -24,7 +24,7 @@ from actnn.saving.norms import NORM_BITS
 from actnn.saving.settings import Bits
 
 GROUPS = 24  # groups of tensors whose costs are measured, one step for each
-CHEAPEST = 12  # of these, that are measured at 1 bit, too; others get no single bit
+CHEAPEST = 10  # of these, that are measured at 1 bit, too; others get no single bit
 REST = MAX_BITS  # bits of all other tensors meanwhile
 AT = 2  # bits at which costs are measured
 MOST_ERROR = 0.7  # of the whole gradient, relative; above, the budget rises

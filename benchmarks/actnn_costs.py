@@ -84,11 +84,16 @@ def model_of(name: str) -> Model:
 
 
 def images(index: int) -> tuple[Tensor, Tensor]:
-    """Return images (8, 3, 64, 64) of a batch, whose classes have means, and the classes (8,)."""
+    """Return images (8, 3, 64, 64) of a batch, whose classes have means, and the classes (8,).
+
+    Three of ten classes are wrong, so that the loss has a floor.
+    """
     random = torch.Generator().manual_seed(index)
-    means = torch.randn(10, 3, 1, 1, generator=torch.Generator().manual_seed(0)) / 2
+    means = torch.randn(10, 3, 1, 1, generator=torch.Generator().manual_seed(0)) * 1.5
     y = torch.randint(10, (8,), generator=random)
-    return torch.randn(8, 3, 64, 64, generator=random) + means[y], y
+    x = torch.randn(8, 3, 64, 64, generator=random) + means[y]
+    wrong = torch.rand(8, generator=random) < 0.3
+    return x, torch.where(wrong, torch.randint(10, (8,), generator=random), y)
 
 
 def tokens(index: int, count: int = 8) -> Tensor:

@@ -4,50 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from actnn.adapting.costs import REST, Saved, measure, observed
 from actnn.adapting.layer_inputs import Layer, sampled_ranges
 from actnn.adapting.replay import Gradient, Replay
 from actnn.adapting.trials import Trial, Trials
-from actnn.allocation.spend import law, spend
-from actnn.allocation.threshold import MAX_BITS, MIN_BITS
+from actnn.allocation.spend import spend
+from actnn.allocation.threshold import MIN_BITS
 from actnn.saving.context import Saving
 from actnn.saving.norms import NORM_BITS
 from actnn.saving.settings import Bits
 
-GROUPS = 24  # groups of tensors whose costs are measured, one step for each
-CHEAPEST = 12  # of these, that are measured at 1 bit, too; others get no single bit
-REST = MAX_BITS  # bits of all other tensors meanwhile
-AT = 2  # bits at which costs are measured
 MOST_ERROR = 0.7  # of the whole gradient, relative; above, the budget rises
 RAISES, RAISE = 5, 0.05  # how often the budget may rise, and by what share
 JOINT = 1.4  # errors of several tensors together, beside the sum of their costs
 STALE = 2.0  # costs are measured again if the squared error is so many times the expected one
-
-
-@dataclass
-class Saved:
-    """One tensor of a step that has bits of its own.
-
-    Attributes:
-        elements: Its elements.
-        kind: 'input' of linear layers alone, 'norm', 'derivative' or 'other'.
-        spread: Of an input, factor x squared ranges, on the host.
-        users: Paths of the linear layers that save it.
-    """
-
-    elements: int
-    kind: str
-    spread: float = 0.0
-    users: list[str] = field(default_factory=list)
 
 
 class Measured:
@@ -84,7 +60,7 @@ class Measured:
         self._names: dict[int, str] = {}  # record of this step -> name
         self._saved: dict[str, Saved] = {}
         self._trial: tuple[Mapping[str, int], int] | None = None  # bits, and those of the rest
-        self._energy: dict[str, float] | None = None  # of layers' outputs, while they are observed
+        self._observing = False  # whether ranges of inputs are of use
         self._trials = Trials(average)
 
     # What a step asks.
@@ -120,7 +96,7 @@ class Measured:
         self._count[path] += 1
         is_input = path in self._layers and name.endswith(":0")
         saved = Saved(tensor.numel(), "norm" if norm else "input" if is_input else "other")
-        if self._energy is not None and is_input:
+        if self._observing and is_input:
             ranges = float(sampled_ranges(tensor.detach(), self._group))
             # a third less than the bound: the mean over the place between two codes
             saved.spread = ranges * self._layers[path].factor(self._group, tensor.numel()) * 4 / 6
@@ -170,8 +146,12 @@ class Measured:
         Returns:
             Whether the gradient was finite and not 0, so that there was something to compare.
         """
-        with self._observed(trial) as energies:
-            exact = self._gradient(trial, {}, REST)
+        with observed(trial.model, self._layers) as energies:
+            self._observing = True
+            try:
+                exact = self._gradient(trial, {}, REST)
+            finally:
+                self._observing = False
         saved = dict(self._saved)
         if not saved:
             return True
@@ -192,30 +172,18 @@ class Measured:
             if error > 1.1 * equal or error > STALE * self._expected(self.bits):
                 found = None
         if found is None:
-            self.costs = self._measure(trial, exact, saved, energies)
+            self.costs = measure(
+                saved,
+                energies,
+                exact.energy(),
+                math.floor(self.average),
+                lambda bits: self._gradient(trial, bits, REST).relative(exact),
+            )
             found = self._allocate(trial, exact, saved)
         error = found.relative(exact)
         self.error = math.sqrt(error)
         self._warn(trial, exact, found, error)
         return True
-
-    @contextmanager
-    def _observed(self, trial: Trial) -> Iterator[dict[str, float]]:
-        """Observe the gradients of the outputs of linear layers."""
-        energies: dict[str, float] = {}
-        self._energy = energies
-        modules = dict(trial.model.named_modules())
-        handles = [
-            modules[path].register_forward_hook(partial(_observe, energies, path))
-            for path in self._layers
-            if path in modules
-        ]
-        try:
-            yield energies
-        finally:
-            self._energy = None
-            for handle in handles:
-                handle.remove()
 
     def _gradient(
         self, trial: Trial, bits: Mapping[str, int], rest: int, batch: int = 0
@@ -237,42 +205,6 @@ class Measured:
     def _expected(self, bits: Mapping[str, int]) -> float:
         """Return the sum of costs at some bits, and what errors together add."""
         return JOINT * sum(self.costs[name][b - MIN_BITS] for name, b in bits.items())
-
-    def _measure(
-        self,
-        trial: Trial,
-        exact: Gradient,
-        saved: Mapping[str, Saved],
-        energies: Mapping[str, float],
-    ) -> dict[str, list[float]]:
-        """Return the costs of all tensors."""
-        costs, rest = {}, {}
-        for name, each in saved.items():
-            if each.kind == "input" and all(user in energies for user in each.users):
-                energy = sum(energies[user] for user in each.users)
-                costs[name] = law(each.spread * energy / exact.energy(), 1)
-            else:
-                rest[name] = each
-        least = min(AT, math.floor(self.average))
-        groups = _groups(rest)
-
-        def cost_of(names: list[str], bits: int) -> float:
-            return self._gradient(trial, dict.fromkeys(names, bits), REST).relative(exact)
-
-        def elements_of(names: list[str]) -> int:
-            return sum(saved[name].elements for name in names)
-
-        found = [cost_of(names, AT) for names in groups]
-        order = sorted(range(len(groups)), key=lambda i: found[i] / elements_of(groups[i]))
-        single = {i: cost_of(groups[i], MIN_BITS) for i in order[:CHEAPEST]}
-        for i, names in enumerate(groups):
-            table = law(found[i], AT, least)
-            if i in single:
-                table[0] = max(single[i], found[i])
-            for name in names:
-                share = saved[name].elements / elements_of(names)
-                costs[name] = [cost * share for cost in table]
-        return {name: costs[name] for name in saved}
 
     def _allocate(self, trial: Trial, exact: Gradient, saved: Mapping[str, Saved]) -> Gradient:
         """Choose bits and budget; return the gradient with them."""
@@ -310,37 +242,6 @@ class Measured:
             )
         other = self._gradient(trial, {}, REST, batch=1)
         self._trials.judge_noise(exact, other, found, [(n, at[n] / total) for n in worst], more)
-
-
-def _groups(saved: Mapping[str, Saved]) -> list[list[str]]:
-    """Divide tensors into groups of neighbours of one kind, about equally many in each."""
-    kinds: dict[str, list[str]] = {}
-    for name, each in saved.items():
-        kinds.setdefault(each.kind, []).append(name)
-    count = max(1, min(len(saved), GROUPS))
-    found = []
-    for names in kinds.values():
-        parts = max(1, round(count * len(names) / len(saved)))
-        edges = [round(index * len(names) / parts) for index in range(parts + 1)]
-        found += [names[a:b] for a, b in pairwise(edges) if a < b]
-    return found
-
-
-def _observe(
-    energies: dict[str, float], path: str, module: nn.Module, args: Any, output: Any
-) -> None:
-    """Forward hook of a layer: observe the gradient of its output."""
-    if isinstance(output, Tensor) and output.requires_grad:
-
-        def add(gradient: Tensor) -> None:
-            energy = float(torch.linalg.vector_norm(gradient, dtype=_wide(gradient))) ** 2
-            energies[path] = energies.get(path, 0.0) + energy
-
-        output.register_hook(add)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def distributed() -> bool:

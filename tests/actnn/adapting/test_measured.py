@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 import actnn
-from actnn.adapting.measured import Measured, Saved, _groups
+from actnn.adapting import measured as module
+from actnn.adapting.costs import Saved, groups
+from actnn.adapting.measured import Measured
 from actnn.adapting.replay import Gradient
 
 
@@ -107,21 +109,18 @@ class Shared(nn.Module):
 
 
 @quiet
-def test_an_input_that_layers_share_costs_the_sum_of_all():
+def test_an_input_that_layers_share_costs_the_sum_of_all(monkeypatch):
     net = Shared()
     adaptive = measured(net)
     train(net, 2, lambda: torch.randn(32, 64))
     seen = {}
-    judge = adaptive._measure
+    measure = module.measure
 
-    def measure(trial, exact, saved, energies):
-        seen.update(copy.deepcopy(saved))
-        costs = judge(trial, exact, saved, energies)
-        single = adaptive._gradient(trial, {"q:0": 2}, 8).relative(exact)
-        seen["single"] = single
-        return costs
+    def watched(saved, energies, energy, average, error):
+        seen.update(copy.deepcopy(saved), single=error({"q:0": 2}))
+        return measure(saved, energies, energy, average, error)
 
-    adaptive._measure = measure
+    monkeypatch.setattr(module, "measure", watched)
     train(net, 1, lambda: torch.randn(32, 64))
     assert seen["q:0"].users == ["q", "k", "v"]
     assert seen["q:0"].kind == "input"
@@ -131,10 +130,10 @@ def test_an_input_that_layers_share_costs_the_sum_of_all():
 
 def test_groups_are_of_one_kind_and_few():
     saved = {f"{kind}{i}": Saved(8, kind) for i in range(70) for kind in ("norm", "other")}
-    groups = _groups(saved)
-    assert 22 <= len(groups) <= 26
-    assert sorted(name for group in groups for name in group) == sorted(saved)
-    assert all(len({saved[name].kind for name in group}) == 1 for group in groups)
+    parts = groups(saved)
+    assert 22 <= len(parts) <= 26
+    assert sorted(name for group in parts for name in group) == sorted(saved)
+    assert all(len({saved[name].kind for name in group}) == 1 for group in parts)
 
 
 @quiet

@@ -108,6 +108,7 @@ def step_of(model, x):
     return step
 
 
+@pytest.mark.filterwarnings("ignore:Compression adds", "ignore:Level L3 uses")  # one batch
 @pytest.mark.parametrize("settings", [{"bits": 4}, {"bits": 32}, {"level": "L3"}], ids=str)
 def test_cuda_graphs(settings):
     model = nn.Sequential(conv_net(), nn.Dropout(0.5), nn.Linear(5, 5), nn.GELU()).cuda()
@@ -128,16 +129,18 @@ def test_cuda_graphs(settings):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode", "ignore:Compression adds")
+@pytest.mark.filterwarnings("ignore:Level L3 uses")
 @pytest.mark.parametrize("settings", [{"bits": 4}, {"level": "L3"}, {"level": "L1"}], ids=str)
-def test_no_step_waits_for_the_device(settings):
+def test_no_step_between_trials_waits_for_the_device(settings):
     model = compressed_copy(nn.Sequential(Block(), Block()).cuda(), **settings)
     x = torch.randn(2, 16, 32, device="cuda")
     step = step_of(model, x)
-    step()
+    for _ in range(3):  # with L3 the third measures costs
+        step()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for _ in range(22):  # with L3 two allocations of bits, and comparisons of noise
+        for _ in range(16):
             step()
     finally:
         torch.cuda.set_sync_debug_mode("default")

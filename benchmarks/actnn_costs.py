@@ -231,13 +231,13 @@ def errors(name: str) -> dict[str, tuple[float, int]]:
     return found
 
 
-def trained(name: str, way: str, steps: int) -> float:
+def trained(name: str, way: str, steps: int, rate: float) -> float:
     """Return the mean loss of the last 20 steps of AdamW."""
     make, loss, least = model_of(name)
     model = made(make)
     if way != "exact":
         WAYS[way](model, least)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
     values = []
     for step in range(steps):
         optimizer.zero_grad()
@@ -252,6 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", default=["postnorm", *LANGUAGE, *VISION])
     parser.add_argument("--steps", type=int, default=0, help="steps of training to compare")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     options = parser.parse_args()
     print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
     warnings.simplefilter("always")
@@ -263,7 +264,8 @@ def main() -> None:
             print(f"{name:30} {way:8} error {error:8.3g}  bytes {held / base:.2f}", flush=True)
         if options.steps:
             for way in ("exact", "L3"):
-                print(f"{name:30} {way:8} loss {trained(name, way, options.steps):.4f}", flush=True)
+                loss = trained(name, way, options.steps, options.rate)
+                print(f"{name:30} {way:8} loss {loss:.4f}", flush=True)
         print(f"{name:30} {time.perf_counter() - start:.0f} s", flush=True)
 
 

@@ -203,7 +203,7 @@ def test_accounting_equals_the_allocator():
 
 
 def test_memory_does_not_grow():
-    model = compressed_copy(nn.Sequential(Block(), Block()).cuda(), bits=2)
+    model = compressed_copy(nn.Sequential(Block(), Block()).cuda(), bits=4)
     x = torch.randn(4, 16, 32, device="cuda")
     step = step_of(model, x)
     gc.disable()

@@ -17,11 +17,11 @@ from actnn.layers.batch_norms import BatchNorm
 from actnn.layers.normalization import Recognized
 from actnn.layers.registry import MIXINS
 from actnn.layers.root import Root
-from actnn.planning.blocks import Checkpointed, CompiledBlock, Unhooked
+from actnn.planning.blocks import Announced, Checkpointed, CompiledBlock, Unhooked
 from actnn.saving.recompute import Recomputed, Untouched
 from actnn.saving.swapping import Swapped, swap, swap_back
 
-MODELS = (Root, Recomputed, Untouched, CompiledBlock, Unhooked, Checkpointed)
+MODELS = (Root, Recomputed, Untouched, CompiledBlock, Unhooked, Checkpointed, Announced)
 
 
 class Net(nn.Module):

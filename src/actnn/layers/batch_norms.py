@@ -11,11 +11,12 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from actnn.layers.normalization import excess
 from actnn.saving.active import step_for
 from actnn.saving.swapping import Swapped
 
 _aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_LEAST = 1e-6  # of the variance of a channel that is constant, in terms of eps
 
 
 class _Call(NamedTuple):
@@ -54,10 +55,13 @@ class _BatchNorm(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, inverse, weight = ctx.saved_tensors
-        dims = [dim for dim in range(x.dim()) if dim != 1]
-        variance, center = (t.to(inverse.dtype) for t in torch.var_mean(x, dims, correction=0))
-        variance = (variance + (center - mean).square()) * inverse.square()
-        factor = excess(variance, inverse, ctx.eps).to(inverse.dtype)
+        # In terms of the input: variance of the decoded one around the exact mean, over the exact
+        # variance.
+        variance, center = _moments(x)
+        off = center.sub_(mean)
+        variance = torch.addcmul(variance, off, off)
+        exact = inverse.pow(-2).sub_(ctx.eps).clamp_(min=_LEAST * ctx.eps)
+        factor = variance.div_(exact).clamp_(min=1)
         # The kernel has the square of 1 / deviation in the term to correct, and 1 / deviation and
         # the weight as factors of all.
         scaled = factor if weight is None else weight * factor
@@ -74,6 +78,16 @@ class _BatchNorm(Function):
             [True, weight is not None, ctx.needs_input_grad[2]],
         )
         return dx, dweight * factor if weight is not None else None, dbias, None
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return variance and mean of each channel."""
+    if x.is_cuda:
+        mean, inverse = torch.batch_norm_stats(x, 0.0)
+        return inverse.pow_(-2), mean
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    variance, mean = torch.var_mean(x.float() if x.dtype in _HALF else x, dims, correction=0)
+    return variance, mean
 
 
 def _format(x: Tensor) -> torch.memory_format:

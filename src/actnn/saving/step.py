@@ -38,7 +38,8 @@ from actnn.saving.scaled import Scale, Scaled
 from actnn.saving.settings import Settings
 
 _native.set_rules(KEEP, FORMS, COMPARING)
-_KEEP, _ENCODE, _OTHER = range(3)  # the actions of a decision
+_KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
+_CODES = {bits: Choice("compress", bits) for bits in range(1, 9)}
 
 
 class Opaque(NamedTuple):
@@ -229,12 +230,30 @@ class Step(_native.Step):
             return _KEEP, choice, exact or "kept", None, 0, False, False
         least = self._least(part, op, boundary)
         adapts = self.saving.adapts and bits == self.saving.bits and least == 1
-        if choice.action != "compress" or bits is None or adapts or tensor.dtype == torch.float64:
+        by_sample = adapts and self.saving.adaptive is not None and self.saving.adaptive.by_sample
+        if (
+            choice.action != "compress"
+            or bits is None
+            or tensor.dtype == torch.float64
+            or by_sample
+        ):
             return _OTHER, choice, "", None, 0, False, False
         bits = max(bits, least, NORM_BITS if norm else 1, _floor(self.saving))
-        choice = choice if bits == choice.bits else Choice("compress", bits)
         bounds = bounds_of(op_of(tensor), tensor.dtype)
-        return _ENCODE, choice, "", bounds, bits, op == RELU, is_attention(op)
+        action = _ADAPT if adapts else _ENCODE
+        return action, _CODES[bits], "", bounds, bits, op == RELU, is_attention(op)
+
+    def _adapt(
+        self, tensor: Tensor, path: str, module: nn.Module | None, instead: bool
+    ) -> tuple[int, Choice]:
+        """Return the bits that a tensor gets by itself, and the choice."""
+        norm, adaptive, each = instead or is_norm(module), self.saving.adaptive, None
+        if adaptive is not None and is_dense(tensor):
+            each = adaptive.bits_of(path, tensor, len(self.records), norm=norm)
+        if each is not None and isinstance(each.bits, int):
+            return each.bits, _CODES[each.bits]
+        bits = max(self.saving.bits, NORM_BITS if norm else 1, _floor(self.saving))
+        return bits, _CODES[bits]
 
     def _least(self, part: Tensor, op: str, boundary: bool) -> int:
         if not boundary:

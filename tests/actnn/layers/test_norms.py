@@ -150,7 +150,7 @@ def test_batch_norms_of_level_L3_are_exact_forward_and_close_backward(kind, affi
     node = [net(x.requires_grad_()).grad_fn]
     while node:
         each = node.pop()
-        names.add(each.name())
+        names.add(type(each).__name__)
         node += [n for n, _ in each.next_functions if n is not None]
     assert any("_BatchNorm" in name for name in names)
 

@@ -364,7 +364,7 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
     const nb::object exact = storage.exact.is_valid() ? storage.exact : nb::none();
     const nb::object other_op = instead ? instead->op : nb::none();
     const Decision *cached = nullptr;
-    const Decision decision = decide(whole, d, part, part_d, where, exact, other_op, cached);
+    Decision decision = decide(whole, d, part, part_d, where, exact, other_op, cached);
     const Op *const made_by = op_of(whole);
     const nb::object op = instead          ? instead->op
                           : where.boundary ? nb::object(nb::str("checkpoint"))
@@ -372,6 +372,13 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
                                            : words().empty;
     if (decision.action == Decision::keep)
         return keep(whole, decision.reason, nbytes, decision.choice, where.path, op);
+    if (decision.action == Decision::adapt) {
+        const nb::object own =
+            self().attr("_adapt")(whole, where.path, where.module, instead.has_value());
+        decision.bits = nb::cast<int64_t>(own[0]);
+        decision.choice = own[1];
+        decision.action = Decision::encode;
+    }
     nb::object held, why = words().compressed, choice = decision.choice;
     if (decision.action == Decision::encode) {
         held = encode(whole, d, dense, decision, cached);
@@ -440,7 +447,7 @@ nb::object Step::encode(const nb::handle &tensor, const Description &d, bool den
         std::vector<int64_t> layout(d.shape, d.shape + d.dimensions);
         layout.insert(layout.end(), d.strides, d.strides + d.dimensions);
         const bool aligned = d.address % kAlignment == 0 && d.elements() < kMostAligned;
-        Decisions::CoderKey key{cached, std::move(layout), d.device, aligned};
+        Decisions::CoderKey key{cached, decision.bits, std::move(layout), d.device, aligned};
         const auto [place, is_new] = decisions_.coders.try_emplace(std::move(key));
         coder = &place->second;
         is_known = !is_new;

@@ -29,7 +29,7 @@ struct Op {
 
 // What is done with a tensor: the answer of Python's rules.
 struct Decision {
-    enum Action { keep, encode, other };
+    enum Action { keep, encode, other, adapt };
     Action action;
     nanobind::object choice, reason, bounds;
     int64_t bits;
@@ -51,8 +51,8 @@ class Decisions {
     using Key =
         std::tuple<const Op *, const Op *, PyObject *, PyObject *, uint32_t, bool, bool, bool>;
     std::map<Key, Decision> decisions;
-    // a decision, shape and strides, device, whether the memory is aligned
-    using CoderKey = std::tuple<const Decision *, std::vector<int64_t>, int64_t, bool>;
+    // a decision and its bits, shape and strides, device, whether the memory is aligned
+    using CoderKey = std::tuple<const Decision *, int64_t, std::vector<int64_t>, int64_t, bool>;
     std::map<CoderKey, Coder> coders;
     std::vector<nanobind::object> named;  // what keys have the addresses of
 

@@ -35,7 +35,7 @@ class Adaptive:
         samples: Samples of the batch of this step: the first dimension of the model's input.
     """
 
-    by_sample = adapts = True
+    by_sample = adapts = corrects = True
 
     def __init__(
         self,

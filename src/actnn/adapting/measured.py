@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from actnn.adapting.costs import REST, Saved, measure, observed
 from actnn.adapting.layer_inputs import Layer, sampled_ranges
@@ -21,6 +22,7 @@ from actnn.saving.norms import NORM_BITS
 from actnn.saving.settings import Bits
 
 MOST_ERROR = 0.7  # of the whole gradient, relative; above, the budget rises
+PLAIN_ERROR = 0.3  # likewise; below, the backward of batch norms needs no correction
 RAISES, RAISE = 5, 0.05  # how often the budget may rise, and by what share
 JOINT = 1.4  # errors of several tensors together, beside the sum of their costs
 STALE = 2.0  # costs are measured again if the squared error is so many times the expected one
@@ -45,6 +47,7 @@ class Measured:
         costs: Costs at 1 to 8 bits, by name.
         budget: Average bits that are spent now.
         error: The relative error of the whole gradient in the last trial, at these bits.
+        corrects: Whether the backward of batch norms is corrected, which takes time.
     """
 
     by_sample, adapts = False, True
@@ -54,6 +57,7 @@ class Measured:
         self.bits: dict[str, int] = {}
         self.costs: dict[str, list[float]] = {}
         self.error: float | None = None
+        self.corrects = True
         self._group = group
         self._layers = Layer.all_of(model)
         self._count: Counter[str] = Counter()
@@ -172,6 +176,7 @@ class Measured:
             if error > 1.1 * equal or error > STALE * self._expected(self.bits):
                 found = None
         if found is None:
+            self.corrects = True
             self.costs = measure(
                 saved,
                 energies,
@@ -226,6 +231,11 @@ class Measured:
         if error > equal.relative(exact):
             bits, budget, found = even, self.average, equal
         self.bits, self.budget = bits, budget
+        if any(isinstance(module, _NormBase) for module in trial.model.modules()):
+            self.corrects = False
+            plain = self._at(trial, bits)
+            self.corrects = not plain.relative(exact) <= PLAIN_ERROR**2
+            found = found if self.corrects else plain
         return found
 
     def _warn(self, trial: Trial, exact: Gradient, found: Gradient, error: float) -> None:

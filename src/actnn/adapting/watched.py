@@ -23,7 +23,7 @@ class Watched:
         bits: Of all tensors.
     """
 
-    by_sample = adapts = False
+    by_sample = adapts = corrects = False
 
     def __init__(self, bits: int) -> None:
         self._trials = Trials(bits, needed=False)

@@ -120,7 +120,8 @@ class BatchNorm(Swapped):
     def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Any:
         """Return the result of the module's own forward."""
         step, run = step_for(x), super().forward  # type: ignore[misc]
-        if step is None or not step.saving.adapts:
+        adaptive = None if step is None else step.saving.adaptive
+        if adaptive is None or not adaptive.corrects:
             return run(x, *arguments, **named)
         with _Corrected():
             return run(x, *arguments, **named)

@@ -20,6 +20,7 @@ from actnn.layers.unused import Watch
 from actnn.saving.context import MIN_BYTES, Saving
 from actnn.saving.norms import NORMS
 from actnn.saving.records import LOSSLESS, Choice, Policy
+from actnn.saving.settings import Allocator
 from actnn.saving.swapping import is_swapped, swap
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -92,10 +93,7 @@ def compress(
     model.actnn = saving  # type: ignore[assignment]
     saving.bind(model)
     saving.set_choices(_choices(model, chosen))
-    if chosen.adaptive and saving.bits != LOSSLESS:
-        saving.adaptive = Measured(model, saving.bits, group)
-    elif saving.bits <= FEW:
-        saving.adaptive = Watched(saving.bits)
+    saving.adaptive = _allocator(model, saving, chosen)
     add_root(model)
     if chosen.compress or chosen.swap:
         model.__dict__["_actnn_watch"] = Watch(model, saving)
@@ -130,6 +128,12 @@ def _check_model(model: nn.Module) -> None:
                 f"Expected all modules to know their shapes, got a lazy {type(module).__name__} at "
                 f"{path!r}; run a forward first"
             )
+
+
+def _allocator(model: nn.Module, saving: Saving, level: Level) -> Allocator | None:
+    if level.adaptive and saving.bits != LOSSLESS:
+        return Measured(model, saving.bits, saving.group)
+    return Watched(saving.bits) if saving.bits <= FEW else None
 
 
 def _choices(model: nn.Module, level: Level) -> dict[str | tuple[str, int], Choice]:

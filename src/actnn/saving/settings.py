@@ -50,6 +50,11 @@ class Allocator(Protocol):
         ...
 
     @property
+    def corrects(self) -> bool:
+        """Whether the backward of batch norms is corrected for the noise of their input."""
+        ...
+
+    @property
     def floor(self) -> int:
         """The fewest bits of tensors that have no bits of their own; above 1 in trials."""
         ...

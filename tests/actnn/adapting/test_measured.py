@@ -442,3 +442,23 @@ def test_compiled_models_run_no_trials():
         run(torch.randn(32, 64)).square().mean().backward()
     assert adaptive._trials.runs == 0
     assert net[0].weight.grad.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::actnn.ActNNWarning")
+@pytest.mark.parametrize(("most", "corrects"), [(0.0, True), (1e9, False)])
+def test_batch_norms_are_corrected_only_where_it_is_needed(monkeypatch, most, corrects):
+    monkeypatch.setattr(module, "PLAIN_ERROR", most)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    actnn.compress(net, level="L3", min_bytes=0)
+    for _ in range(4):
+        y = net(torch.randn(4, 3, 12, 12))
+        y.square().mean().backward()
+    assert net.actnn.adaptive.bits
+    assert net.actnn.adaptive.corrects == corrects
+    names, left = set(), [net(torch.randn(4, 3, 12, 12)).grad_fn]
+    while left:
+        node = left.pop()
+        names.add(type(node).__name__)
+        left += [each for each, _ in node.next_functions if each is not None]
+    assert any("_BatchNorm" in name for name in names) == corrects

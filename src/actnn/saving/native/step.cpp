@@ -10,7 +10,6 @@ namespace actnn {
 namespace {
 
 constexpr size_t kMostOperands = 8;  // tensors that one operation saves
-constexpr int64_t kAlignment = 16, kMostAligned = int64_t{1} << 35;
 
 // Words that Python knows, made once.
 struct Words {
@@ -26,16 +25,6 @@ struct Words {
 };
 const Words &words() {
     static const Words *const found = new Words;
-    return *found;
-}
-
-// What saving/step.py tells at its import.
-struct Rules {
-    nb::object keep;              // the choice
-    nb::object forms, comparing;  // names of nodes
-};
-Rules &rules() {
-    static Rules *const found = new Rules;
     return *found;
 }
 
@@ -87,26 +76,7 @@ nb::object view_of(const nb::object &held, const nb::handle &tensor, const nb::o
     return nb::cast(new View(held, layout), nb::rv_policy::take_ownership);
 }
 
-nb::object name_of(const nb::object &node) { return node.attr("name")(); }
-
 }  // namespace
-
-const Op *op_of(const nb::handle &tensor) {
-    static auto *const known = new std::unordered_map<PyObject *, Op>;
-    static auto *const others = new std::map<std::string, Op>;
-    const nb::object node = torch().grad_fn.of(tensor.ptr());
-    if (node.is_none()) return nullptr;
-    auto *const type = reinterpret_cast<PyObject *>(Py_TYPE(node.ptr()));
-    const auto found = known->find(type);
-    if (found != known->end()) return &found->second;
-    const nb::object name = name_of(node), kind = nb::borrow(type);
-    const Op op{name, kind, nb::cast<bool>(rules().forms.attr("__contains__")(name)),
-                nb::cast<bool>(rules().comparing.attr("__contains__")(name))};
-    // Nodes without a type of their own share one.
-    if (nb::cast<std::string>(kind.attr("__name__")) == "CppFunction")
-        return &others->emplace(nb::cast<std::string>(name), op).first->second;
-    return &known->emplace(type, op).first->second;
-}
 
 Step::Storage &Step::storage_of(const nb::handle &tensor) {
     const nb::object storage = torch().storage.call(tensor.ptr());
@@ -402,79 +372,6 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
     return held;
 }
 
-Decision Step::decide(const nb::handle &whole, const Description &d, const nb::handle &part,
-                      const Description &part_d, const Where &where, const nb::object &exact,
-                      const nb::object &op, const Decision *&cached) {
-    const Torch &t = torch();
-    const bool heads =
-        part_d.dimensions == 4 && !t.base.of(part.ptr()).is_none() && !part_d.is_contiguous();
-    const nb::object kind = nb::borrow(reinterpret_cast<PyObject *>(Py_TYPE(where.module.ptr())));
-    PyObject *const path = decides_by_path_ ? where.path.ptr() : nullptr;
-    const Decisions::Key key{op_of(whole), op_of(part), path,           kind.ptr(),
-                             d.kind,       heads,       where.boundary, !exact.is_none()};
-    const bool caches = caches_ && op.is_none();
-    if (caches) {
-        const auto found = decisions_.decisions.find(key);
-        if (found != decisions_.decisions.end()) {
-            cached = &found->second;
-            return found->second;
-        }
-    }
-    const nb::object answer =
-        self().attr("_decide")(whole, part, where.path, op, where.boundary, exact, where.module);
-    const Decision decision{static_cast<Decision::Action>(nb::cast<int>(answer[0])),
-                            answer[1],
-                            answer[2],
-                            answer[3],
-                            nb::cast<int64_t>(answer[4]),
-                            nb::cast<bool>(answer[5]),
-                            nb::cast<bool>(answer[6])};
-    if (caches) {
-        decisions_.named.push_back(where.path);
-        decisions_.named.push_back(kind);
-        cached = &decisions_.decisions.emplace(key, decision).first->second;
-    }
-    return decision;
-}
-
-nb::object Step::encode(const nb::handle &tensor, const Description &d, bool dense,
-                        const Decision &decision, const Decision *cached) {
-    const Torch &t = torch();
-    Coder fresh;
-    Coder *coder = &fresh;
-    bool is_known = false;
-    if (cached && dense) {
-        std::vector<int64_t> layout(d.shape, d.shape + d.dimensions);
-        layout.insert(layout.end(), d.strides, d.strides + d.dimensions);
-        const bool aligned = d.address % kAlignment == 0 && d.elements() < kMostAligned;
-        Decisions::CoderKey key{cached, decision.bits, std::move(layout), d.device, aligned};
-        const auto [place, is_new] = decisions_.coders.try_emplace(std::move(key));
-        coder = &place->second;
-        is_known = !is_new;
-    }
-    if (!is_known) {
-        const nb::object found = self().attr("_coder")(tensor, decision.bits, decision.bounds);
-        *coder = {found[0],
-                  found[1],
-                  found[2],
-                  found[3],
-                  t.dtype.of(tensor.ptr()),
-                  nb::cast<int64_t>(found[4])};
-    }
-    nb::object &state = states_[d.device];
-    if (!state.is_valid()) state = self().attr("_noise_state")(t.device.of(tensor.ptr()));
-    const nb::object codes = coder->encode(tensor, state, next());
-    nb::object positive = nb::none();
-    int64_t held = coder->held;
-    if (decision.positive && dense) {
-        positive = self().attr("_positive")(tensor);
-        held += nb::cast<int64_t>(positive.attr("nbytes"));
-    }
-    Encoded encoded{codes[0],       codes[1],     coder->decode, positive,         coder->shape,
-                    coder->strides, coder->dtype, held,          decision.by_maker};
-    return nb::cast(new Compressed(std::move(encoded), counter_), nb::rv_policy::take_ownership);
-}
-
 nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbytes,
                       nb::object choice, nb::object path, nb::object op) {
     nb::object kept = nb::borrow(tensor);
@@ -502,16 +399,12 @@ void Step::record_instead(const Claim &claim, int64_t held) {
 void Step::record(const nb::handle &tensor, int64_t nbytes, int64_t held, nb::object reason,
                   nb::object choice, nb::object path, nb::object op) {
     if (!path.is_valid()) path = paths_.current().path;
-    if (!choice.is_valid()) choice = rules().keep;
+    if (!choice.is_valid()) choice = keep_choice();
     if (!op.is_valid()) op = words().empty;
     records_.add({std::move(path), torch().shape.of(tensor.ptr()), torch().dtype.of(tensor.ptr()),
                   std::move(reason), std::move(choice), std::move(op), nbytes, held});
 }
 
 bool Step::marked_computed = false;
-
-void set_rules(nb::object keep, nb::object forms, nb::object comparing) {
-    rules() = {std::move(keep), std::move(forms), std::move(comparing)};
-}
 
 }  // namespace actnn

@@ -16,16 +16,10 @@
 
 #include "actnn/saving/native/held.hpp"
 #include "actnn/saving/native/module_paths.hpp"
+#include "actnn/saving/native/ops.hpp"
 #include "actnn/saving/native/records.hpp"
 
 namespace actnn {
-
-// A kind of autograd nodes.
-struct Op {
-    nanobind::object name, type;
-    bool is_form;      // whether it only changes the type or the layout of a tensor
-    bool may_compare;  // whether its backward may compare the result with the operands
-};
 
 // What is done with a tensor: the answer of Python's rules.
 struct Decision {
@@ -185,12 +179,5 @@ class Step {
     std::unordered_map<int64_t, nanobind::object> states_;  // device -> state of the noise
     int64_t count_ = 0;
 };
-
-// The node that made a tensor; none for a leaf.
-const Op *op_of(const nanobind::handle &tensor);
-
-// Tells the choice 'keep', the names of nodes that change only type or layout, and of those whose
-// backward may compare.
-void set_rules(nanobind::object keep, nanobind::object forms, nanobind::object comparing);
 
 }  // namespace actnn

@@ -235,6 +235,7 @@ def model_of(
         name="gru",
     )
     model = ir.Model(graph, ir_version=ir_version(builder.opset), producer_name="quant-gru")
+    ir.passes.common.RemoveUnusedNodesPass()(model)
     ir.passes.common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return model
 

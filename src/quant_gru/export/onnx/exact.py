@@ -33,13 +33,18 @@ class Term:
 
     Attributes:
         factors: One or two values, integers times `unit` in all.
-        bound: The largest magnitude of the integers.
+        bound: The largest magnitude of the integers, of all channels or of each.
         unit: What the values are multiples of, of all channels or of each.
     """
 
     factors: tuple[Value, ...]
-    bound: int
+    bound: Any
     unit: float | NDArray[np.float64] = 1.0
+
+    def times(self, other: Term) -> Term:
+        """Return the product of two terms of one value each."""
+        factors = (*self.factors, *other.factors)
+        return Term(factors, self.bound * other.bound, self.unit * other.unit)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,20 +76,64 @@ class Product:
         return cls(name, W, B, bounds, rule_of(total))
 
     @classmethod
+    def identity(cls, h: Quantizer, size: int, like: Rule) -> Product:
+        """Return the product that gives a state (.., size) as it is.
+
+        Args:
+            h: The quantizer of the state.
+            size: Units.
+            like: A rule whose limits are taken if they hold all codes, so that one Clip does.
+        """
+        ends = [np.array(end - h.zero_point, np.float64) for end in (h.lo, h.hi)]
+        if np.all(like.lo <= ends[0]) and np.all(like.hi >= ends[1]):
+            ends = [like.lo, like.hi]
+        rule = Rule((np.array(1, object),), np.array(0), *ends)
+        return cls(
+            "output.h",
+            np.eye(size, dtype=np.int64),
+            np.zeros(size, object),
+            np.full(size, h.max_abs, object),
+            rule,
+        )
+
+    def rows(self, order: NDArray[np.int64]) -> Product:
+        """Return the product with its results in another order."""
+
+        def taken(values: Any) -> Any:
+            return values if values.ndim == 0 else values[order]
+
+        rule = Rule(
+            tuple(map(taken, self.rule.Ms)), *map(taken, (self.rule.k, self.rule.lo, self.rule.hi))
+        )
+        return replace(
+            self,
+            weight=self.weight[order],
+            bias=self.bias[order],
+            bounds=self.bounds[order],
+            rule=rule,
+        )
+
+    @classmethod
     def beside(cls, products: Sequence[Product]) -> Product:
         """Return one product of operands side by side, with results side by side."""
-        rows, columns = zip(*(each.weight.shape for each in products), strict=True)
-        weight = np.zeros((sum(rows), sum(columns)), np.int64)
-        at = [0, 0]
-        for each in products:
-            height, width = each.weight.shape
-            weight[at[0] : at[0] + height, at[1] : at[1] + width] = each.weight
-            at = [at[0] + height, at[1] + width]
-        bias, bounds = (
-            np.concatenate([getattr(each, name) for each in products])
-            for name in ("bias", "bounds")
+        widths = [each.weight.shape[1] for each in products]
+        starts = np.cumsum([0, *widths])
+        wide = [
+            np.pad(each.weight, ((0, 0), (int(start), int(starts[-1] - start - width))))
+            for each, start, width in zip(products, starts, widths, strict=False)
+        ]
+        return cls.stacked(
+            [replace(each, weight=weight) for each, weight in zip(products, wide, strict=True)]
         )
-        rule = beside([each.rule for each in products], rows)
+
+    @classmethod
+    def stacked(cls, products: Sequence[Product]) -> Product:
+        """Return one product of one operand, with results side by side."""
+        weight, bias, bounds = (
+            np.concatenate([getattr(each, name) for each in products])
+            for name in ("weight", "bias", "bounds")
+        )
+        rule = beside([each.rule for each in products], [len(each.bias) for each in products])
         return cls(products[0].name, weight, bias, bounds, rule)
 
     def fits(self, dtype: str) -> bool:

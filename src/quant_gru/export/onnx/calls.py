@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quant_gru.export.onnx.alike import Text, groups, shared_function
 from quant_gru.export.onnx.builder import Builder, Constants, Value, onnx_ir, static_size
 from quant_gru.export.onnx.model import graph_input
 from quant_gru.export.onnx.profiles import add_gru
@@ -74,19 +75,31 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
     counts = Counter(map(_kind_of, calls))
     constants: Constants = {}
     opset = model.graph.opset_imports[""]
-    borders = []
+    borders, once = [], {}
+    for call in calls:
+        kind = _kind_of(call)
+        if counts[kind] == 1 or profile == "float":
+            name = f"{_word(names[kind.gru])}/{call.attributes['call'].as_int()}"
+            b = Builder(name, opset, constants=constants)
+            outputs = add_gru(b, source_of(kind.gru), profile, *_padded(call.inputs))
+            once[call] = Text(b.nodes, call.inputs, outputs)
+    shared = _functions(model, once, opset) if profile == "integer" else {}
+    fixed = [node for text in once.values() for node in text.fixed]
+    model.graph.insert_before(next(iter(model.graph)), fixed)
     for call in calls:
         kind = _kind_of(call)
         use = call.attributes["call"].as_int()
         inputs = dict(zip(("x", "h0", "lengths"), call.inputs, strict=False))
-        if counts[kind] > 1 and profile != "float":
-            name = _function(model, kind, profile, names, opset)
-            nodes, outputs = [_rename(call, name)], call.outputs
+        if call not in once:
+            name, passed = _function(model, kind, profile, names, opset), ()
+        elif call in shared:
+            name, passed = shared[call]
+        if call not in once or call in shared:
+            nodes, outputs = [_named(call, name, passed)], call.outputs
         else:
-            b = Builder(f"{_word(names[kind.gru])}/{use}", opset, constants=constants)
-            outputs = add_gru(b, source_of(kind.gru), profile, *_padded(call.inputs))
-            nodes = list(b.nodes)
-            _replace(model, call, nodes, outputs)
+            nodes, outputs = once[call].nodes, once[call].outputs
+            replace = ir.convenience.replace_nodes_and_values
+            replace(call.graph, call, [call], nodes, call.outputs, outputs)
         borders.append(
             (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs, strict=True)))
         )
@@ -110,10 +123,27 @@ def _word(name: str) -> str:
     return re.sub(r"\W", "_", name) or "gru"
 
 
-def _rename(call: Any, name: str) -> Any:
+def _named(call: Any, name: str, passed: Sequence[Value]) -> Any:
     call.op_type = name
     call.attributes.clear()
+    count = len(call.inputs)
+    call.resize_inputs(count + len(passed))
+    for index, value in enumerate(passed):
+        call.replace_input_with(count + index, value)
     return call
+
+
+def _functions(
+    model: Any, texts: Mapping[Any, Text], opset: int
+) -> dict[Any, tuple[str, Sequence[Value]]]:
+    """Add functions for calls that have the same nodes; return their names and what is passed."""
+    found = {}
+    for group in groups(texts):
+        name = f"Step{len(found)}"
+        function, passed = shared_function(DOMAIN, name, [texts[call] for call in group], opset)
+        model.functions[(DOMAIN, name, "")] = function
+        found.update({call: (name, each) for call, each in zip(group, passed, strict=True)})
+    return found
 
 
 def _function(model: Any, kind: _Kind, profile: str, names: Mapping[int, str], opset: int) -> str:
@@ -157,17 +187,6 @@ def function_of(
     outputs = add_gru(b, source, profile, *_padded(given))
     graph = ir.Graph(given, outputs, nodes=b.nodes, opset_imports=b.opset_imports, name=name)
     return ir.Function(DOMAIN, name, graph=graph, attributes=[])
-
-
-def _replace(model: Any, call: Any, nodes: Sequence[Any], outputs: Sequence[Value]) -> None:
-    """Put nodes in the place of a call; constants go to the front, where all graphs see them."""
-    fixed = [node for node in nodes if node.op_type == "Constant"]
-    rest = [node for node in nodes if node.op_type != "Constant"]
-    front = next(iter(model.graph))
-    model.graph.insert_before(front, fixed)
-    onnx_ir().convenience.replace_nodes_and_values(
-        call.graph, call, [call], rest, call.outputs, outputs
-    )
 
 
 def _mark(

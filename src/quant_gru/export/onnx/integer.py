@@ -20,7 +20,7 @@ from quant_gru.export.onnx.exact import (
     scaled,
     weighted_sum,
 )
-from quant_gru.export.onnx.lookups import is_dense, joins, limits, look_up
+from quant_gru.export.onnx.lookups import is_listed, joins, limits, look_up
 from quant_gru.export.onnx.products import Product
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
@@ -54,14 +54,14 @@ class IntegerCell:
         self._bounds = _bounds_of(plan)
         sums = all(rule.fits(self._bounds[name], "FLOAT") for name, rule in self._rules.items())
         products = self._input.fits("FLOAT") and self._recurrent.fits("FLOAT")
-        tables = all(is_dense(table) for table in plan.frozen.tables.values())
+        tables = all(is_listed(table) for table in plan.frozen.tables.values())
         self.state_type = "FLOAT" if sums and products and tables else "DOUBLE"
         self._units = self._units_of_gates()
 
     def _units_of_gates(self) -> dict[str, float]:
         """Return what gates are multiples of: multipliers of their products are in the tables."""
         units = dict.fromkeys("zrg", 1.0)
-        dense = {gate: is_dense(self.plan.frozen.tables[f"gate.{gate}_out"]) for gate in units}
+        dense = {gate: is_listed(self.plan.frozen.tables[f"gate.{gate}_out"]) for gate in units}
 
         def factor(product: str, total: str, index: int) -> float | None:
             """Return the multiplier of a product; None if 64-bit integers compute it."""

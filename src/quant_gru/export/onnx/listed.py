@@ -1,0 +1,147 @@
+"""Lists of the outputs of a table: stored code by code, or made of its segments.
+
+A runtime makes the list once, when it loads a file: nothing in it depends on an input. A file has
+the coefficients of the segments with as few bits as give every entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quant_gru.export.onnx.builder import Builder, Value
+from quant_gru.export.onnx.exact import FLOAT64, clipped, converted, stored
+from quant_gru.integer.tables import Table
+
+_STORED, _LISTED = 1 << 12, 1 << 16  # entries, at most
+_TRIES = (
+    (15, 11),
+    (30, 11),
+    (30, 14),
+    (30, 17),
+    (30, 20),
+)  # shifts of constants, and of steps of slopes
+_NEAR = sorted(range(-8, 9), key=abs)  # steps in which coefficients are tried
+
+Integers = NDArray[np.int64]
+
+
+def outputs(table: Table) -> Integers:
+    """Return the outputs of all input codes less their zero point."""
+    codes = torch.arange(int(table.bounds[0]), table.last + 1, device=table.bounds.device)
+    found: Integers = (table(codes) - table.zero_point).cpu().numpy().astype(np.int64)
+    return found
+
+
+def is_stored(table: Table) -> bool:
+    """Return whether a file has a table code by code."""
+    return table.last - int(table.bounds[0]) < _STORED
+
+
+def is_even(table: Table) -> bool:
+    """Return whether few segments of one length make a list, and float64 has every partial sum."""
+    if table.segment_shift is None or table.coefficients.shape[1] != 3:
+        return False
+    length = 1 << table.segment_shift
+    most = np.abs(table.coefficients.cpu().numpy().astype(object))
+    largest = int((most[:, 0] + most[:, 1] * length + most[:, 2] * length**2).max())
+    return len(table.bounds) * length <= _LISTED and largest < FLOAT64
+
+
+def list_of(b: Builder, table: Table, dtype: str) -> tuple[Value, int]:
+    """Return the outputs of all input codes less their zero point, and how many there are.
+
+    Args:
+        b: The builder.
+        table: A table that `is_stored` or `is_even`.
+        dtype: 'FLOAT' or 'DOUBLE', of the list.
+    """
+    if is_stored(table):
+        codes = outputs(table)
+        return stored(b, codes, dtype), len(codes)
+    segments = _coarse(table) or _exact(table)
+    t = stored(b, np.arange(segments.length), "DOUBLE")
+    columns = (segments.codes, segments.rests, segments.c1, segments.c2)
+    code, rest, c1, c2 = (stored(b, column[:, None], "DOUBLE") for column in columns)
+    y = b.op("Add", b.op("Mul", c2, t), c1)
+    y = b.op("Mul", b.op("Mul", y, t), b.float64(2.0**-segments.shift))
+    y = b.op("Add", y, b.op("Mul", rest, b.float64(2.0**-segments.rest_shift)))
+    y = b.op("Add", b.op("Round", y), code)
+    y = clipped(b, y, table.lo - table.zero_point, table.hi - table.zero_point, "DOUBLE")
+    (y,) = converted(b, [b.op("Reshape", y, b.int64([-1]))], "DOUBLE", dtype)
+    return y, len(segments.codes) * segments.length
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """code + rne(rest / 2^rest_shift + (c1 * t + c2 * t^2) / 2^shift); codes are even."""
+
+    codes: Integers
+    rests: Integers
+    c1: Integers
+    c2: Integers
+    rest_shift: int
+    shift: int
+    length: int
+
+
+def _exact(table: Table) -> _Segments:
+    """Return the coefficients of a table."""
+    c0, c1, c2 = table.coefficients.cpu().numpy().astype(np.int64).T
+    codes = (c0 >> (table.shift + 1)) * 2
+    rests = c0 - (codes << table.shift)
+    return _Segments(
+        codes, rests, c1, c2, table.shift, table.shift, 1 << int(table.segment_shift or 0)
+    )
+
+
+def _room(values: NDArray[np.float64], bits: int) -> int:
+    """Return the largest shift with which values and those near them are below 2^bits."""
+    return bits - int(np.frexp(np.abs(values).max() * 1.01)[1])
+
+
+def _coarse(table: Table) -> _Segments | None:
+    """Return coefficients of fewer bits that give every entry, None if some are not found.
+
+    A parabola near that of a segment, c1 * t + c2 * t^2, leaves an interval of constants with which
+    every entry is rounded to the same code; the middle is taken.
+    """
+    length = 1 << int(table.segment_shift or 0)
+    count = len(table.bounds)
+    wanted = outputs(table)
+    padded = np.resize(wanted, count * length).reshape(count, length).astype(np.float64)
+    # entries beyond the last code, and those at the limits, may be anything beyond them
+    lo, hi = table.lo - table.zero_point, table.hi - table.zero_point
+    beyond = np.arange(count * length).reshape(count, length) >= len(wanted)
+    least = np.where(beyond | (padded <= lo), -np.inf, padded - 0.5)
+    most = np.where(beyond | (padded >= hi), np.inf, padded + 0.5)
+    _, near1, near2 = np.ldexp(table.coefficients.cpu().numpy().T, -table.shift)
+    # the most with which c1 has 32 bits and c2 16
+    shift = min(table.shift, _room(near1, 31), _room(near2, 15))
+    near1, near2 = np.ldexp((near1, near2), shift)
+    t = np.arange(length, dtype=np.float64)
+    found = np.zeros((count, 3), np.int64)  # constant, c1, c2
+    left = np.arange(count)
+    for (rest, fine), nudge, steps in product(_TRIES, _NEAR, _NEAR):
+        c2 = np.rint(near2[left]) + nudge
+        moved = (near2[left] - c2) * length + np.ldexp(steps / length, shift - fine)
+        c1 = np.rint(near1[left] + moved)
+        p = np.ldexp(np.outer(c1, t) + np.outer(c2, t * t), -shift)
+        ends = (least[left] - p).max(1), (most[left] - p).min(1)
+        lower, upper = (np.where(np.isinf(end), other, end) for end, other in (ends, ends[::-1]))
+        constant = np.rint(np.ldexp((lower + upper) / 2, rest))
+        fits = (ends[0] < np.ldexp(constant, -rest)) & (np.ldexp(constant, -rest) < ends[1])
+        found[left[fits]] = np.stack([constant * 2.0 ** (30 - rest), c1, c2], 1)[fits].astype(
+            np.int64
+        )
+        left = left[~fits]
+        if not len(left):
+            constants = found[:, 0] >> (30 - rest)
+            codes = (constants >> (rest + 1)) * 2
+            rests = constants - (codes << rest)
+            return _Segments(codes, rests, found[:, 1], found[:, 2], rest, shift, length)
+    return None

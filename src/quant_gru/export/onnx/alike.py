@@ -59,16 +59,18 @@ class Text:
 
 
 def groups(texts: Mapping[Any, Text]) -> list[list[Any]]:
-    """Return the keys of texts of one form, for each form that several have."""
+    """Return the keys of texts of one form, for each form; none if there is one text alone."""
     found = defaultdict(list)
     for key, text in texts.items():
         form = text.form()
         if form is not None:
             found[form].append(key)
-    return [each for each in found.values() if len(each) > 1]
+    return list(found.values()) if sum(map(len, found.values())) > 1 else []
 
 
-def shared_function(domain: str, name: str, texts: Sequence[Text], opset: int) -> tuple[Any, Any]:
+def shared_function(
+    domain: str, name: str, texts: Sequence[Text], opset: int
+) -> tuple[Any, list[list[Value]]]:
     """Return a function of texts of one form, and what each passes to it beside its inputs.
 
     A constant that all have in common is in the function.
@@ -110,4 +112,5 @@ def shared_function(domain: str, name: str, texts: Sequence[Text], opset: int) -
         opset_imports=b.opset_imports,
         name=name,
     )
-    return ir.Function(domain, name, graph=graph, attributes=[]), list(zip(*passed, strict=True))
+    function = ir.Function(domain, name, graph=graph, attributes=[])
+    return function, [[values[index] for values in passed] for index in range(len(texts))]

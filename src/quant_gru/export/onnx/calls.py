@@ -75,7 +75,8 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
     counts = Counter(map(_kind_of, calls))
     constants: Constants = {}
     opset = model.graph.opset_imports[""]
-    borders, once = [], {}
+    borders: list[Any] = []
+    once: dict[Any, Text] = {}
     for call in calls:
         kind = _kind_of(call)
         if counts[kind] == 1 or profile == "float":
@@ -90,16 +91,15 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
         kind = _kind_of(call)
         use = call.attributes["call"].as_int()
         inputs = dict(zip(("x", "h0", "lengths"), call.inputs, strict=False))
-        if call not in once:
-            name, passed = _function(model, kind, profile, names, opset), ()
-        elif call in shared:
-            name, passed = shared[call]
-        if call not in once or call in shared:
-            nodes, outputs = [_named(call, name, passed)], call.outputs
-        else:
+        outputs: Sequence[Value] = call.outputs
+        if call in once and call not in shared:
             nodes, outputs = once[call].nodes, once[call].outputs
             replace = ir.convenience.replace_nodes_and_values
             replace(call.graph, call, [call], nodes, call.outputs, outputs)
+        else:
+            if call not in shared:
+                shared[call] = _function(model, kind, profile, names, opset), []
+            nodes = [_named(call, *shared[call])]
         borders.append(
             (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs, strict=True)))
         )
@@ -137,7 +137,7 @@ def _functions(
     model: Any, texts: Mapping[Any, Text], opset: int
 ) -> dict[Any, tuple[str, Sequence[Value]]]:
     """Add functions for calls that have the same nodes; return their names and what is passed."""
-    found = {}
+    found: dict[Any, tuple[str, Sequence[Value]]] = {}
     for group in groups(texts):
         name = f"Step{len(found)}"
         function, passed = shared_function(DOMAIN, name, [texts[call] for call in group], opset)

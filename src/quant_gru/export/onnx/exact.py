@@ -22,6 +22,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 FLOAT32, FLOAT64, INT64 = 1 << 24, 1 << 53, 1 << 62
 LIMITS = {"FLOAT": FLOAT32, "DOUBLE": FLOAT64}
 _SATURATES_LOG2 = 34
+_FEW = 8  # numbers that take less than a Cast
 _NORMAL = 100  # shifts by which codes neither overflow float32 nor become subnormal
 
 Objects = NDArray[np.object_]
@@ -151,8 +152,15 @@ def converted(b: Builder, values: Sequence[Value], dtype: str, wanted: str) -> t
 
 
 def number(b: Builder, value: Any, dtype: str) -> Value:
-    """Return a constant of type 'FLOAT' or 'DOUBLE'."""
-    return b.float32(value) if dtype == "FLOAT" else b.float64(value)
+    """Return a constant of type 'FLOAT' or 'DOUBLE', which a file has in a smaller one."""
+    kind = np.float32 if dtype == "FLOAT" else np.float64
+    array = np.asarray(value, kind)
+    if array.size >= _FEW and np.all(np.isfinite(array)):
+        if np.all(array == np.rint(array)) and np.abs(array).max() < 1 << 31:
+            return stored(b, array.astype(np.int64), dtype)
+        if dtype == "DOUBLE" and np.all(array == array.astype(np.float32)):
+            return b.cast(b.float32(array), dtype)
+    return b.constant(array, kind)
 
 
 def scaled(b: Builder, v: Value, factor: NDArray[np.float64], dtype: str) -> Value:

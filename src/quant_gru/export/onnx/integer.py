@@ -164,12 +164,13 @@ class IntegerCell:
         """
         H, dtype = self.plan.hidden_size, self.state_type
         kept = Product.identity(self.plan.h, H, self._input.rule)
-        product = Product.beside([self._input, Product.stacked([self._recurrent, kept])])
-        if product.weight.size > _JOINT:
+        # the state is in front of the candidate's product: one operator multiplies both with gates
+        recurrent = Product.stacked([self._recurrent, kept])
+        recurrent = recurrent.rows(np.r_[0 : 2 * H, 3 * H : 4 * H, 2 * H : 3 * H])
+        product = Product.beside([self._input, recurrent])
+        if product.size > _JOINT:
             return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
-        # starting an operator costs more than the zeros between small matrices; the state is in
-        # front of the candidate's product, so that one operator multiplies both with their gates
-        product = product.rows(np.r_[0 : 5 * H, 6 * H : 7 * H, 5 * H : 6 * H])
+        # starting an operator costs more than the zeros between small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
         found, units = product(b, both, dtype), self._units_of_sums()
         sizes = [2 * H, H, 2 * H, 2 * H]

@@ -20,7 +20,6 @@ from quant_gru.export.onnx.exact import (
     clipped,
     converted,
     fitting,
-    number,
     rule_of,
     scaled,
     stored,
@@ -38,14 +37,14 @@ class Product:
 
     Attributes:
         name: The operator of the result.
-        weight: Codes (rows, K).
+        blocks: Codes (rows of a block, K of a block) of operands side by side.
         bias: Bias in accumulator units (rows,), Python integers.
         bounds: The largest magnitude of each accumulator (rows,), Python integers.
         rule: Multipliers and shifts (rows,), and limits.
     """
 
     name: str
-    weight: NDArray[np.int64]
+    blocks: tuple[NDArray[np.int64], ...]
     bias: Objects
     bounds: Objects
     rule: Rule
@@ -73,7 +72,7 @@ class Product:
         W = weight.cpu().numpy().astype(np.int64)
         B = bias.cpu().numpy().astype(object) * (1 << shift)
         bounds = np.abs(W).astype(object).sum(1) * operand.max_abs + abs(B)
-        return cls(name, W, B, bounds, rule_of(total))
+        return cls(name, (W,), B, bounds, rule_of(total))
 
     @classmethod
     def identity(cls, h: Quantizer, size: int, like: Rule) -> Product:
@@ -90,14 +89,14 @@ class Product:
         rule = Rule((np.array(1, object),), np.array(0), *ends)
         return cls(
             "output.h",
-            np.eye(size, dtype=np.int64),
+            (np.eye(size, dtype=np.int64),),
             np.zeros(size, object),
             np.full(size, h.max_abs, object),
             rule,
         )
 
     def rows(self, order: NDArray[np.int64]) -> Product:
-        """Return the product with its results in another order."""
+        """Return the product of one operand with its results in another order."""
 
         def taken(values: Any) -> Any:
             return values if values.ndim == 0 else values[order]
@@ -107,7 +106,7 @@ class Product:
         )
         return replace(
             self,
-            weight=self.weight[order],
+            blocks=(self.blocks[0][order],),
             bias=self.bias[order],
             bounds=self.bounds[order],
             rule=rule,
@@ -116,25 +115,27 @@ class Product:
     @classmethod
     def beside(cls, products: Sequence[Product]) -> Product:
         """Return one product of operands side by side, with results side by side."""
-        widths = [each.weight.shape[1] for each in products]
-        starts = np.cumsum([0, *widths])
-        wide = [
-            np.pad(each.weight, ((0, 0), (int(start), int(starts[-1] - start - width))))
-            for each, start, width in zip(products, starts, widths, strict=False)
-        ]
-        return cls.stacked(
-            [replace(each, weight=weight) for each, weight in zip(products, wide, strict=True)]
-        )
+        return cls._joined(products, tuple(block for each in products for block in each.blocks))
 
     @classmethod
     def stacked(cls, products: Sequence[Product]) -> Product:
         """Return one product of one operand, with results side by side."""
-        weight, bias, bounds = (
+        return cls._joined(products, (np.concatenate([each.blocks[0] for each in products]),))
+
+    @classmethod
+    def _joined(cls, products: Sequence[Product], blocks: tuple[NDArray[np.int64], ...]) -> Product:
+        bias, bounds = (
             np.concatenate([getattr(each, name) for each in products])
-            for name in ("weight", "bias", "bounds")
+            for name in ("bias", "bounds")
         )
         rule = beside([each.rule for each in products], [len(each.bias) for each in products])
-        return cls(products[0].name, weight, bias, bounds, rule)
+        return cls(products[0].name, blocks, bias, bounds, rule)
+
+    @property
+    def size(self) -> int:
+        """How many entries the matrix has, zeros between blocks among them."""
+        rows, columns = zip(*(block.shape for block in self.blocks), strict=True)
+        return int(sum(rows) * sum(columns))
 
     def fits(self, dtype: str) -> bool:
         """Return whether a float type has accumulators and results exactly."""
@@ -162,7 +163,7 @@ class Product:
         bound = fitting(self.name, int(self.bounds.max()))
         if bound >= FLOAT64:
             return "INT64"
-        narrow = bound < FLOAT32 and (dtype == "FLOAT" or self.weight.size > _SMALL)
+        narrow = bound < FLOAT32 and (dtype == "FLOAT" or self.size > _SMALL)
         return "FLOAT" if narrow else "DOUBLE"
 
     def _accumulate(
@@ -175,12 +176,23 @@ class Product:
     ) -> Value:
         """Return the accumulators with bias, or `factor` times as much."""
         (v,) = converted(b, [v], dtype, wide)
-        weight, bias = stored(b, self.weight.T, wide), self.bias
+        weight, bias = self._matrix(b, wide), self.bias
         if factor is not None:
             weight = scaled(b, weight, factor, wide)
         product = b.op("MatMul", v, weight)
         if not np.any(bias):
             return product
-        if factor is not None:
-            return b.op("Add", product, number(b, bias.astype(np.float64) * factor, wide))
-        return b.op("Add", product, stored(b, bias, wide))
+        added = stored(b, bias, wide)
+        return b.op("Add", product, added if factor is None else scaled(b, added, factor, wide))
+
+    def _matrix(self, b: Builder, wide: str) -> Value:
+        """Return the matrix (K, rows); a file has no zeros between its blocks."""
+        if len(self.blocks) == 1:
+            return stored(b, self.blocks[0].T, wide)
+        K = sum(block.shape[1] for block in self.blocks)
+        columns, start = [], 0
+        for block in self.blocks:
+            pads = b.int64([start, 0, K - start - block.shape[1], 0])
+            columns.append(b.op("Pad", stored(b, block.T, wide), pads))
+            start += block.shape[1]
+        return b.op("Concat", *columns, axis=1)

@@ -33,6 +33,12 @@ class Text:
         self.nodes = [node for node in nodes if node.op_type != "Constant"]
         self.given, self.outputs = list(given), list(outputs)
 
+    def end(self) -> None:
+        """Let the nodes read nothing, so that constants that no other node reads can go."""
+        for node in self.nodes:
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+
     def places(self) -> dict[Value, int]:
         """Return a number for each input and for each value that a node makes."""
         made = [value for node in self.nodes for value in node.outputs]

@@ -91,17 +91,18 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
         kind = _kind_of(call)
         use = call.attributes["call"].as_int()
         inputs = dict(zip(("x", "h0", "lengths"), call.inputs, strict=False))
-        outputs: Sequence[Value] = call.outputs
-        if call in once and call not in shared:
-            nodes, outputs = once[call].nodes, once[call].outputs
+        found: Sequence[Value] = call.outputs
+        nodes = [call]
+        if call in shared:
+            _name(call, *shared[call])
+        elif call in once:
+            nodes, found = once[call].nodes, once[call].outputs
             replace = ir.convenience.replace_nodes_and_values
-            replace(call.graph, call, [call], nodes, call.outputs, outputs)
+            replace(call.graph, call, [call], nodes, call.outputs, found)
         else:
-            if call not in shared:
-                shared[call] = _function(model, kind, profile, names, opset), []
-            nodes = [_named(call, *shared[call])]
+            _name(call, _function(model, kind, profile, names, opset), [])
         borders.append(
-            (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs, strict=True)))
+            (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), found, strict=True)))
         )
     model.graph.opset_imports.update(Builder(opset=opset).opset_imports)
     common = ir.passes.common
@@ -123,26 +124,30 @@ def _word(name: str) -> str:
     return re.sub(r"\W", "_", name) or "gru"
 
 
-def _named(call: Any, name: str, passed: Sequence[Value]) -> Any:
+def _name(call: Any, name: str, passed: Sequence[Value]) -> None:
     call.op_type = name
     call.attributes.clear()
     count = len(call.inputs)
     call.resize_inputs(count + len(passed))
     for index, value in enumerate(passed):
         call.replace_input_with(count + index, value)
-    return call
 
 
 def _functions(
     model: Any, texts: Mapping[Any, Text], opset: int
 ) -> dict[Any, tuple[str, Sequence[Value]]]:
-    """Add functions for calls that have the same nodes; return their names and what is passed."""
+    """Add functions for calls that have the same nodes; return their names and what is passed.
+
+    The texts of these calls end.
+    """
     found: dict[Any, tuple[str, Sequence[Value]]] = {}
     for group in groups(texts):
         name = f"Step{len(found)}"
         function, passed = shared_function(DOMAIN, name, [texts[call] for call in group], opset)
         model.functions[(DOMAIN, name, "")] = function
-        found.update({call: (name, each) for call, each in zip(group, passed, strict=True)})
+        for call, each in zip(group, passed, strict=True):
+            found[call] = name, each
+            texts[call].end()
     return found
 
 

@@ -14,17 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from quant_gru.export.onnx.builder import Builder, Value
-from quant_gru.export.onnx.exact import FLOAT64, clipped, converted, stored
+from quant_gru.export.onnx.exact import FLOAT64, clipped, converted, number, stored
 from quant_gru.integer.tables import Table
 
 _STORED, _LISTED = 1 << 12, 1 << 16  # entries, at most
-_TRIES = (
-    (15, 11),
-    (30, 11),
-    (30, 14),
-    (30, 17),
-    (30, 20),
-)  # shifts of constants, and of steps of slopes
+_SMALL = 1 << 9  # entries that take less than the nodes that make them
+# shifts of constants, in 16 or 32 bits, and of the steps in which slopes are tried
+_TRIES = ((15, 11), (15, 14), (15, 17), (30, 11), (30, 14), (30, 17), (30, 20))
 _NEAR = sorted(range(-8, 9), key=abs)  # steps in which coefficients are tried
 
 Integers = NDArray[np.int64]
@@ -62,6 +58,9 @@ def list_of(b: Builder, table: Table, dtype: str) -> tuple[Value, int]:
     """
     if is_stored(table):
         codes = outputs(table)
+        steps = np.diff(codes, append=codes[-1])
+        if len(codes) > _SMALL and not len(codes) % 2 and 0 <= steps.min() <= steps.max() < 16:
+            return _from_steps(b, codes, steps, dtype), len(codes)
         return stored(b, codes, dtype), len(codes)
     segments = _coarse(table) or _exact(table)
     t = stored(b, np.arange(segments.length), "DOUBLE")
@@ -76,9 +75,23 @@ def list_of(b: Builder, table: Table, dtype: str) -> tuple[Value, int]:
     return y, len(segments.codes) * segments.length
 
 
+def _from_steps(b: Builder, codes: Integers, steps: Integers, dtype: str) -> Value:
+    """Return codes that are stored as steps of 4 bits from each to the next."""
+    pairs = stored(b, (steps[::2] * 16 + steps[1::2])[:, None], dtype)
+    first = b.op("Floor", b.op("Mul", pairs, number(b, 1 / 16, dtype)))
+    second = b.op("Sub", pairs, b.op("Mul", first, number(b, 16, dtype)))
+    each = b.op("Reshape", b.op("Concat", first, second, axis=1), b.int64([-1]))
+    sums = b.op("CumSum", each, b.int64(0), exclusive=1)
+    return b.op("Add", sums, number(b, codes[0], dtype))
+
+
 @dataclass(frozen=True)
 class _Segments:
-    """code + rne(rest / 2^rest_shift + (c1 * t + c2 * t^2) / 2^shift); codes are even."""
+    """code + rne(rest / 2^rest_shift + (c1 * t + c2 * t^2) / 2^shift); codes are even.
+
+    Apart from codes all is small, so that runtimes that compute float64 in float32 hardly ever
+    round to another code.
+    """
 
     codes: Integers
     rests: Integers

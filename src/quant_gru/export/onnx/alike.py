@@ -118,5 +118,7 @@ def shared_function(
         opset_imports=b.opset_imports,
         name=name,
     )
+    for node in graph:
+        node.name = None  # receivers name what they inline
     function = ir.Function(domain, name, graph=graph, attributes=[])
     return function, [[values[index] for values in passed] for index in range(len(texts))]

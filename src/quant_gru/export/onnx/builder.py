@@ -243,3 +243,14 @@ def model_of(
 def infer_shapes(model: Any) -> None:
     """Write the shapes of all values that ONNX can infer into an onnx_ir model."""
     onnx_ir().passes.common.ShapeInferencePass()(model)
+
+
+def proto_of(model: Any) -> Any:
+    """Return an onnx_ir model as protobuf, without notes of the shapes that its tensors have."""
+    proto = onnx_ir().to_proto(model)
+    graph = proto.graph
+    tensors = {tensor.name for tensor in graph.initializer}
+    noted = [value for value in graph.value_info if value.name not in tensors]
+    del graph.value_info[:]
+    graph.value_info.extend(noted)
+    return proto

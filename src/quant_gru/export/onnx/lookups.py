@@ -13,7 +13,6 @@ from quant_gru.export.onnx.exact import (
     converted,
     number,
     rounded,
-    scaled,
 )
 from quant_gru.export.onnx.listed import is_even, is_stored, list_of, outputs
 from quant_gru.integer.quantizer import Quantizer
@@ -83,7 +82,8 @@ def _gather(
             listed, entries = list_of(b, table, dtype)
             places[key] = count
             count += entries
-            lists.append(scaled(b, listed, np.array(unit), dtype))
+            # at every unit, so that more GRUs have the same nodes; it is done once
+            lists.append(b.op("Mul", listed, number(b, unit, dtype)))
         offsets.append(float(places[key] + pre.zero_point - first))
     every = lists[0] if len(lists) == 1 else b.op("Concat", *lists, axis=0)
     same = all(offset == offsets[0] for offset in offsets)

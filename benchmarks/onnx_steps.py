@@ -4,8 +4,8 @@
     python benchmarks/onnx_steps.py calls   # one GRU that is called 1 and 12 times
 
 Nodes are those that depend on an input, with functions replaced by their nodes: a runtime computes
-the others once. Times are the shortest and the median of runs that alternate between the files, in ONNX Runtime
-with one thread. The float model is what torch.onnx.export writes of torch.nn.GRU.
+the others once. Times are the shortest and the median of runs that alternate between the files, in
+ONNX Runtime with one thread. The float model is what torch.onnx.export writes of torch.nn.GRU.
 """
 
 from __future__ import annotations

@@ -133,7 +133,13 @@ def weighted_sum(b: Builder, name: str, rule: Rule, terms: Sequence[Term], dtype
         for index, term in enumerate(terms):
             v = b.op("Mul", *term.factors) if len(term.factors) == 2 else term.factors[0]
             parts.append(scaled(b, v, rule.factor(index) / term.unit, inner))
-        found = b.op("Round", _added(b, parts))
+        found = _added(b, parts)
+        if np.all(rule.k == 0):
+            largest = sum(M * bound for M, bound in zip(rule.Ms, bounds, strict=True))
+            if np.all(rule.lo <= -largest) and np.all(rule.hi >= largest):
+                return converted(b, (found,), inner, dtype)[0]
+        else:
+            found = b.op("Round", found)
     else:
         parts = []
         for term in terms:

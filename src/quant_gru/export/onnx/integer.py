@@ -20,6 +20,7 @@ from quant_gru.export.onnx.exact import (
     scaled,
     weighted_sum,
 )
+from quant_gru.export.onnx.listed import Sums, of_sums
 from quant_gru.export.onnx.lookups import is_listed, joins, limits, look_up
 from quant_gru.export.onnx.products import Product
 from quant_gru.integer.plan import CellPlan
@@ -56,7 +57,22 @@ class IntegerCell:
         products = self._input.fits("FLOAT") and self._recurrent.fits("FLOAT")
         tables = all(is_listed(table) for table in plan.frozen.tables.values())
         self.state_type = "FLOAT" if sums and products and tables else "DOUBLE"
+        self._sums = self._sums_of_gates()
+        self._rules |= {f"gate.{gate}_pre": sums.rule for gate, sums in self._sums.items()}
         self._units = self._units_of_gates()
+
+    def _sums_of_gates(self) -> dict[str, Sums]:
+        """Return what tables give for sums that are not rounded: of both gates, or of neither."""
+        found, frozen = {}, self.plan.frozen
+        for gate in "zrg":
+            name, pre = f"gate.{gate}_out", f"gate.{gate}_pre"
+            rule, bounds = self._rules[pre], self._bounds[pre]
+            if rule.fits(bounds, self.state_type):
+                found[gate] = of_sums(frozen.tables[name], frozen.quantizers[pre], rule, bounds)
+        both = found.get("z") is not None and found.get("r") is not None
+        return {
+            gate: sums for gate, sums in found.items() if sums is not None and (gate == "g" or both)
+        }
 
     def _units_of_gates(self) -> dict[str, float]:
         """Return what gates are multiples of: multipliers of their products are in the tables."""
@@ -290,6 +306,8 @@ class IntegerCell:
 
     def _limited(self, gate: str) -> Rule:
         """Return the rule of a pre-activation within the limits of its table."""
+        if gate in self._sums:
+            return self._sums[gate].rule
         frozen = self.plan.frozen
         table, pre = frozen.tables[f"gate.{gate}_out"], frozen.quantizers[f"gate.{gate}_pre"]
         return self._rules[f"gate.{gate}_pre"].limited(*limits(table, pre))
@@ -305,6 +323,7 @@ class IntegerCell:
             self.state_type,
             self.plan.hidden_size,
             [self._units[gate] for gate in gates],
+            [self._sums[gate] for gate in gates if gate in self._sums],
         )
 
     def collect(self, b: Builder, h: Value) -> Value:

@@ -6,6 +6,7 @@ the coefficients of the segments with as few bits as give every entry.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -14,13 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from quant_gru.export.onnx.builder import Builder, Value
-from quant_gru.export.onnx.exact import FLOAT64, clipped, converted, number, stored
+from quant_gru.export.onnx.exact import FLOAT64, Rule, clipped, converted, number, stored
+from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
 
 _STORED, _LISTED = 1 << 12, 1 << 16  # entries, at most
 _SMALL = 1 << 9  # entries that take less than the nodes that make them
 # shifts of constants, in 16 or 32 bits, and of the steps in which slopes are tried
 _TRIES = ((15, 11), (15, 14), (15, 17), (30, 11), (30, 14), (30, 17), (30, 20))
+_SHIFT = 32  # float64 has every sum of 17 bits with it
 _NEAR = sorted(range(-8, 9), key=abs)  # steps in which coefficients are tried
 
 Integers = NDArray[np.int64]
@@ -57,11 +60,7 @@ def list_of(b: Builder, table: Table, dtype: str) -> tuple[Value, int]:
         dtype: 'FLOAT' or 'DOUBLE', of the list.
     """
     if is_stored(table):
-        codes = outputs(table)
-        steps = np.diff(codes, append=codes[-1])
-        if len(codes) > _SMALL and not len(codes) % 2 and 0 <= steps.min() <= steps.max() < 16:
-            return _from_steps(b, codes, steps, dtype), len(codes)
-        return stored(b, codes, dtype), len(codes)
+        return stored_list(b, outputs(table), dtype)
     segments = _coarse(table) or _exact(table)
     t = stored(b, np.arange(segments.length), "DOUBLE")
     columns = (segments.codes, segments.rests, segments.c1, segments.c2)
@@ -73,6 +72,57 @@ def list_of(b: Builder, table: Table, dtype: str) -> tuple[Value, int]:
     y = clipped(b, y, table.lo - table.zero_point, table.hi - table.zero_point, "DOUBLE")
     (y,) = converted(b, [b.op("Reshape", y, b.int64([-1]))], "DOUBLE", dtype)
     return y, len(segments.codes) * segments.length
+
+
+def stored_list(b: Builder, codes: Integers, dtype: str) -> tuple[Value, int]:
+    """Return a list of codes, and how many there are."""
+    steps = np.diff(codes, append=codes[-1])
+    if len(codes) > _SMALL and not len(codes) % 2 and 0 <= steps.min() <= steps.max() < 16:
+        return _from_steps(b, codes, steps, dtype), len(codes)
+    return stored(b, codes, dtype), len(codes)
+
+
+def of_sums(table: Table, pre: Quantizer, rule: Rule, bounds: Sequence[int]) -> Sums | None:
+    """Return a list of what a table gives for each sum before it is rounded, if that is short.
+
+    Args:
+        table: The table.
+        pre: The quantizer of its input.
+        rule: Of the sum; multipliers of all channels.
+        bounds: The largest magnitude of each term.
+    """
+    if not is_stored(table) or rule.k.ndim or any(M.ndim for M in rule.Ms):
+        return None
+    Ms = [int(M) for M in rule.Ms]
+    common = min((M & -M).bit_length() - 1 for M in Ms if M) if any(Ms) else 0
+    k = int(rule.k) - common
+    most = sum((M >> common) * bound for M, bound in zip(Ms, bounds, strict=True))
+    if k < 0 or 2 * most + 2 > _STORED:
+        return None
+    sums = np.arange(-most, most + 2)
+    if k:
+        sums = (sums + (1 << (k - 1)) - 1 + ((sums >> k) & 1)) >> k
+    codes = np.clip(sums, int(rule.lo), int(rule.hi)) + pre.zero_point
+    codes = np.clip(codes, int(table.bounds[0]), table.last)
+    found = outputs(table)[codes - int(table.bounds[0])]
+    ends = (np.array(float(end)) for end in (-most, most))
+    whole = tuple(np.array(M >> common, object) for M in Ms)
+    return Sums(found, -most, Rule(whole, np.array(0), *ends))
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a table gives for each sum of integers.
+
+    Attributes:
+        outputs: Output codes less their zero point.
+        first: The sum of the first of them.
+        rule: Of the sum, which is neither rounded nor clamped.
+    """
+
+    outputs: Integers
+    first: int
+    rule: Rule
 
 
 def _from_steps(b: Builder, codes: Integers, steps: Integers, dtype: str) -> Value:
@@ -100,6 +150,14 @@ class _Segments:
     rest_shift: int
     shift: int
     length: int
+
+    def entries(self, lo: int, hi: int) -> NDArray[np.float64]:
+        """Return the list as a file computes it."""
+        t = np.arange(self.length, dtype=np.float64)
+        y = np.ldexp((self.c2[:, None] * t + self.c1[:, None]) * t, -self.shift)
+        y = np.rint(y + np.ldexp(self.rests[:, None], -self.rest_shift)) + self.codes[:, None]
+        found: NDArray[np.float64] = np.clip(y, lo, hi).reshape(-1)
+        return found
 
 
 def _exact(table: Table) -> _Segments:
@@ -134,7 +192,7 @@ def _coarse(table: Table) -> _Segments | None:
     most = np.where(beyond | (padded >= hi), np.inf, padded + 0.5)
     _, near1, near2 = np.ldexp(table.coefficients.cpu().numpy().T, -table.shift)
     # the most with which c1 has 32 bits and c2 16
-    shift = min(table.shift, _room(near1, 31), _room(near2, 15))
+    shift = min(table.shift, _SHIFT, _room(near1, 31), _room(near2, 15))
     near1, near2 = np.ldexp((near1, near2), shift)
     t = np.arange(length, dtype=np.float64)
     found = np.zeros((count, 3), np.int64)  # constant, c1, c2
@@ -156,5 +214,7 @@ def _coarse(table: Table) -> _Segments | None:
             constants = found[:, 0] >> (30 - rest)
             codes = (constants >> (rest + 1)) * 2
             rests = constants - (codes << rest)
-            return _Segments(codes, rests, found[:, 1], found[:, 2], rest, shift, length)
+            segments = _Segments(codes, rests, found[:, 1], found[:, 2], rest, shift, length)
+            same = np.array_equal(segments.entries(lo, hi)[: len(wanted)], wanted)
+            return segments if same else None
     return None

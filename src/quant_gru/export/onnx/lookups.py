@@ -14,7 +14,7 @@ from quant_gru.export.onnx.exact import (
     number,
     rounded,
 )
-from quant_gru.export.onnx.listed import is_even, is_stored, list_of, outputs
+from quant_gru.export.onnx.listed import Sums, is_even, is_stored, list_of, outputs, stored_list
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
 
@@ -38,6 +38,7 @@ def look_up(
     dtype: str,
     size: int,
     units: Sequence[float] = (),
+    sums: Sequence[Sums] = (),
 ) -> Value:
     """Return outputs of tables less their zero points.
 
@@ -50,9 +51,11 @@ def look_up(
         dtype: 'FLOAT' or 'DOUBLE', of `v` and of the result.
         size: See `v`.
         units: What the output of each table is multiplied by, if `is_listed`.
+        sums: What each table gives for sums, if `v` are sums.
     """
     if joins(tables):
-        return _gather(b, tables, pres, v, dtype, size, units or [1.0] * len(tables))
+        units = units or [1.0] * len(tables)
+        return _gather(b, tables, pres, v, dtype, size, units, sums or [None] * len(tables))
     (wide,), (table,), (pre,) = converted(b, [v], dtype, "DOUBLE"), tables, pres
     return converted(b, [_piecewise(b, name, table, pre, wide)], "DOUBLE", dtype)[0]
 
@@ -70,21 +73,25 @@ def _gather(
     dtype: str,
     size: int,
     units: Sequence[float],
+    sums: Sequence[Sums | None],
 ) -> Value:
     """Take entries from a list of all codes; tables that are the same are listed once."""
     lists: list[Value] = []
     places: dict[tuple[bytes, float], int] = {}
     count, offsets = 0, []
-    for table, pre, unit in zip(tables, pres, units, strict=True):
-        first, codes = int(table.bounds[0]), outputs(table)
+    for table, pre, unit, of in zip(tables, pres, units, sums, strict=True):
+        first = int(table.bounds[0]) - pre.zero_point if of is None else of.first
+        codes = outputs(table) if of is None else of.outputs
         key = (codes.tobytes(), unit)
         if key not in places:
-            listed, entries = list_of(b, table, dtype)
+            listed, entries = (
+                list_of(b, table, dtype) if of is None else stored_list(b, codes, dtype)
+            )
             places[key] = count
             count += entries
             # at every unit, so that more GRUs have the same nodes; it is done once
             lists.append(b.op("Mul", listed, number(b, unit, dtype)))
-        offsets.append(float(places[key] + pre.zero_point - first))
+        offsets.append(float(places[key] - first))
     every = lists[0] if len(lists) == 1 else b.op("Concat", *lists, axis=0)
     same = all(offset == offsets[0] for offset in offsets)
     added = np.array(offsets[0]) if same else np.repeat(offsets, size)

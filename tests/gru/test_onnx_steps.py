@@ -16,10 +16,10 @@ ort = pytest.importorskip("onnxruntime")
 SIZES = (8, 4, 8, 8)
 # preset -> bytes of a GRU, and operators that a step runs
 LIMITS = {
-    "int8": (7_000, 46),
-    "int8_wide": (11_000, 44),
-    "w8a16": (16_000, 54),
-    "int16": (19_000, 54),
+    "int8": (7_000, 43),
+    "int8_wide": (11_000, 41),
+    "w8a16": (16_000, 51),
+    "int16": (19_000, 51),
 }
 
 

@@ -35,8 +35,7 @@ from quant_gru.export.onnx.builder import (
     proto_of,
 )
 from quant_gru.export.onnx.calls import expand
-from quant_gru.export.onnx.half import transpose_before_cast
-from quant_gru.export.onnx.lowered import TRACED, check_opset, lower
+from quant_gru.export.onnx.lowered import TRACED, check_opset, lower, transpose_before_cast
 from quant_gru.export.onnx.model import Form, cell_model, sequence_model, step_model
 from quant_gru.export.onnx.notes import write_notes
 from quant_gru.export.onnx.packing import padded

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quant_gru.export.onnx.alike import Text, groups, shared_function
 from quant_gru.export.onnx.builder import Builder, Constants, Value, onnx_ir, static_size
 from quant_gru.export.onnx.model import graph_input
 from quant_gru.export.onnx.profiles import add_gru
@@ -75,34 +74,21 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
     counts = Counter(map(_kind_of, calls))
     constants: Constants = {}
     opset = model.graph.opset_imports[""]
-    borders: list[Any] = []
-    once: dict[Any, Text] = {}
-    for call in calls:
-        kind = _kind_of(call)
-        if counts[kind] == 1 or profile == "float":
-            name = f"{_word(names[kind.gru])}/{call.attributes['call'].as_int()}"
-            b = Builder(name, opset, constants=constants)
-            outputs = add_gru(b, source_of(kind.gru), profile, *_padded(call.inputs))
-            once[call] = Text(b.nodes, call.inputs, outputs)
-    shared = _functions(model, once, opset) if profile == "integer" else {}
-    fixed = [node for text in once.values() for node in text.fixed]
-    model.graph.insert_before(next(iter(model.graph)), fixed)
+    borders = []
     for call in calls:
         kind = _kind_of(call)
         use = call.attributes["call"].as_int()
         inputs = dict(zip(("x", "h0", "lengths"), call.inputs, strict=False))
-        found: Sequence[Value] = call.outputs
-        nodes = [call]
-        if call in shared:
-            _name(call, *shared[call])
-        elif call in once:
-            nodes, found = once[call].nodes, once[call].outputs
-            replace = ir.convenience.replace_nodes_and_values
-            replace(call.graph, call, [call], nodes, call.outputs, found)
+        if counts[kind] > 1 and profile != "float":
+            name = _function(model, kind, profile, names, opset)
+            nodes, outputs = [_rename(call, name)], call.outputs
         else:
-            _name(call, _function(model, kind, profile, names, opset), [])
+            b = Builder(f"{_word(names[kind.gru])}/{use}", opset, constants=constants)
+            outputs = add_gru(b, source_of(kind.gru), profile, *_padded(call.inputs))
+            nodes = list(b.nodes)
+            _replace(model, call, nodes, outputs)
         borders.append(
-            (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), found, strict=True)))
+            (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs, strict=True)))
         )
     model.graph.opset_imports.update(Builder(opset=opset).opset_imports)
     common = ir.passes.common
@@ -124,31 +110,10 @@ def _word(name: str) -> str:
     return re.sub(r"\W", "_", name) or "gru"
 
 
-def _name(call: Any, name: str, passed: Sequence[Value]) -> None:
+def _rename(call: Any, name: str) -> Any:
     call.op_type = name
     call.attributes.clear()
-    count = len(call.inputs)
-    call.resize_inputs(count + len(passed))
-    for index, value in enumerate(passed):
-        call.replace_input_with(count + index, value)
-
-
-def _functions(
-    model: Any, texts: Mapping[Any, Text], opset: int
-) -> dict[Any, tuple[str, Sequence[Value]]]:
-    """Add functions for calls that have the same nodes; return their names and what is passed.
-
-    The texts of these calls end.
-    """
-    found: dict[Any, tuple[str, Sequence[Value]]] = {}
-    for group in groups(texts):
-        name = f"Step{len(found)}"
-        function, passed = shared_function(DOMAIN, name, [texts[call] for call in group], opset)
-        model.functions[(DOMAIN, name, "")] = function
-        for call, each in zip(group, passed, strict=True):
-            found[call] = name, each
-            texts[call].end()
-    return found
+    return call
 
 
 def _function(model: Any, kind: _Kind, profile: str, names: Mapping[int, str], opset: int) -> str:
@@ -192,6 +157,17 @@ def function_of(
     outputs = add_gru(b, source, profile, *_padded(given))
     graph = ir.Graph(given, outputs, nodes=b.nodes, opset_imports=b.opset_imports, name=name)
     return ir.Function(DOMAIN, name, graph=graph, attributes=[])
+
+
+def _replace(model: Any, call: Any, nodes: Sequence[Any], outputs: Sequence[Value]) -> None:
+    """Put nodes in the place of a call; constants go to the front, where all graphs see them."""
+    fixed = [node for node in nodes if node.op_type == "Constant"]
+    rest = [node for node in nodes if node.op_type != "Constant"]
+    front = next(iter(model.graph))
+    model.graph.insert_before(front, fixed)
+    onnx_ir().convenience.replace_nodes_and_values(
+        call.graph, call, [call], rest, call.outputs, outputs
+    )
 
 
 def _mark(

@@ -17,9 +17,9 @@ SIZES = (8, 4, 8, 8)
 # preset -> bytes of a GRU, and operators that a step runs
 LIMITS = {
     "int8": (12_000, 43),
-    "int8_wide": (15_000, 41),
-    "w8a16": (24_000, 51),
-    "int16": (26_000, 51),
+    "int8_wide": (18_000, 41),
+    "w8a16": (28_000, 51),
+    "int16": (30_000, 51),
 }
 
 

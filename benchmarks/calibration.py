@@ -5,8 +5,9 @@
     python benchmarks/calibration.py --order
 
 Prints, for each shape, the time of the plain forward, of calibrate() and of its parts: the float
-run in float64 with all operators, and the observers' work. The claim is
-`calibrate - observers < 3 x forward`. On a GPU the plain forward is cuDNN's, and all that is
+run in float64 with all operators, and the observers' work; and of finalize_calibration(), which
+chooses the scales. `all/fwd` is the whole calibration over the forward of the same data. The claim
+is `calibrate - observers < 3 x forward`. On a GPU the plain forward is cuDNN's, and all that is
 observed and counted stays on the device.
 
 --order counts the observed values that depend on the order of sums: those that differ between a
@@ -28,7 +29,13 @@ from quant_gru.calibration.float_run import FloatWeights, float_layers
 from quant_gru.calibration.observers import make_observer
 from quant_gru.config import CALIBRATED
 
-SHAPES = [(64, 200, 128, 256), (64, 200, 256, 256), (16, 100, 40, 64), (1, 200, 40, 64)]
+SHAPES = [
+    (64, 200, 128, 256),
+    (64, 200, 256, 256),
+    (16, 100, 40, 64),
+    (1, 200, 40, 64),
+    (8, 100, 16, 64),
+]
 
 
 def machine() -> str:
@@ -58,7 +65,7 @@ def measure(
     """Median seconds of each part; the parts take turns, so that noise hits all alike."""
     torch.manual_seed(0)
     gru = QuantGRU(C, H).to(device)
-    gru.calibration_method = method
+    gru.calibration_method, gru.use_quantization = method, False
     x = torch.randn(T, N, C, device=device)
     sequence = gru._normalize(x, None)
     weights = gru._float_weights()
@@ -86,6 +93,7 @@ def measure(
     parts = {
         "forward": forward,
         "calibrate": calibrate,
+        "finalize": gru.finalize_calibration,
         "run": run_only,
         "observers": observe_only,
     }
@@ -140,8 +148,8 @@ def main() -> None:
     where = torch.cuda.get_device_name() if args.device == "cuda" else machine()
     print(f"{where}; method {args.method}; medians of {args.repeats}")
     print(
-        f"{'N,T,C,H':>16} {'forward':>10} {'calibrate':>10} {'run':>10} {'observers':>10}"
-        f" {'run/fwd':>10} {'(cal-obs)/fwd':>14}"
+        f"{'N,T,C,H':>16} {'forward':>10} {'calibrate':>10} {'finalize':>10} {'run':>10}"
+        f" {'observers':>10} {'run/fwd':>10} {'(cal-obs)/fwd':>14} {'all/fwd':>8}"
     )
     for shape in SHAPES:
         t = measure(*shape, args.method, args.repeats, args.device)
@@ -149,6 +157,7 @@ def main() -> None:
         print(
             f"{','.join(map(str, shape)):>16} {cells} {t['run'] / t['forward']:9.2f}x"
             f" {(t['calibrate'] - t['observers']) / t['forward']:13.2f}x"
+            f" {(t['calibrate'] + t['finalize']) / t['forward']:7.1f}x"
         )
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/training.py [--config int8] [--precision bf16] [--shapes 3]
     python benchmarks/training.py --device cpu [--threads 1] [--memory]
+    python benchmarks/training.py --device cpu --correct-bias
     torchrun --nproc-per-node 2 benchmarks/training.py --ddp
 
 One step is forward and backward: gradients of the input and of all weights, from a given gradient
@@ -16,6 +17,9 @@ with fake quantization (`fake_quant.py`).
 
 `bytes` are what forward keeps for backward, per unit and step, beside its input and output.
 `error` compares the gradient of weight_hh with float64 straight-through gradients.
+
+`--correct-bias` instead compares our step with and without the correction of the input bias, which
+follows the weights.
 
 `--memory` instead measures, under Linux, what our backward takes on the CPU while it runs, beside
 all that was there and the gradients it gives.
@@ -297,6 +301,35 @@ def on_cpu(args: argparse.Namespace) -> None:
     print(f"geometric mean: {geometric(ratios):.2f}x")
 
 
+def with_correction(args: argparse.Namespace) -> None:
+    """A step with the correction of the input bias, relative to one without."""
+    torch.set_num_threads(args.threads)
+    where = torch.cuda.get_device_name() if args.device == "cuda" else machine()
+    print(f"{where}; {args.config}; medians of {args.repeats}, ms")
+    print(line("N,T,C,H", [f"{'without':>9} {'with':>9} {'ratio':>7}"]))
+    for shape in CPU_SHAPES[: args.shapes]:
+        engines = {}
+        for correct in (False, True):
+            config = cpu.CONFIGS[args.config].replace_globals(correct_bias=correct)
+            gru = quantized(shape, config, args.device, args.precision)
+            engines[str(correct)] = finished(step(gru, *inputs(shape, args.device)), args.device)
+        t = cpu.medians(engines, args.repeats)
+        columns = [f"{1e3 * each:9.2f}" for each in t.values()]
+        print(line(shape, [*columns, f"{t['True'] / t['False']:7.2f}"]), flush=True)
+
+
+def finished(engine: Engine, device: str) -> Engine:
+    """A step that waits for its work on the device."""
+
+    def run() -> object:
+        found = engine()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return found
+
+    return run
+
+
 def in_memory(args: argparse.Namespace) -> None:
     """What our backward takes while it runs."""
     torch.set_num_threads(args.threads)
@@ -393,11 +426,14 @@ def main() -> None:
     parser.add_argument("--precision", choices=("bf16", "tf32", "fp32"))
     parser.add_argument("--ddp", action="store_true", help="under torchrun")
     parser.add_argument("--memory", action="store_true", help="of backward, on the CPU")
+    parser.add_argument("--correct-bias", action="store_true", help="its cost, on both devices")
     args = parser.parse_args()
     if args.precision is not None and not hasattr(QuantGRU, "precision"):
         parser.error("this QuantGRU has no choice of precision")
     if args.ddp:
         in_parallel(args)
+    elif args.correct_bias:
+        with_correction(args)
     elif args.memory:
         in_memory(args)
     elif args.device == "cuda":

@@ -94,9 +94,9 @@ class CellReader {
     CellReader(Tensors &tensors, std::string suffix, FrozenCell &cell)
         : tensors_(tensors), suffix_(std::move(suffix)), cell_(cell), n_(cell.numbers) {}
 
-    void read(int64_t H, int64_t C, const Json &operators) {
+    void read(int64_t H, int64_t C, const Json &operators, bool is_first) {
         n_.H = static_cast<int>(H);
-        read_quantizers();
+        read_quantizers(is_first);
         const auto numbers = integers("cell", {3});
         n_.one = numbers[0];
         check_range({n_.one}, 1, int64_t{1} << 60, "'one' in " + cell_name());
@@ -135,15 +135,15 @@ class CellReader {
         return cell_.arrays.back().data();
     }
 
-    QuantizerNumbers quantizer(const std::string &name) {
+    QuantizerNumbers quantizer(const std::string &name, bool far = false) {
         const auto limits = integers("quantizer." + name, {3});
         const float scale = element<float>(tensors_.at("scale." + name + suffix_, {1}, false), 0);
         return checked_quantizer(limits[0], limits[1], limits[2], scale,
-                                 "'quantizer." + name + suffix_ + "'");
+                                 "'quantizer." + name + suffix_ + "'", far);
     }
 
-    void read_quantizers() {
-        n_.x = quantizer("input.x");
+    void read_quantizers(bool is_first) {
+        n_.x = quantizer("input.x", is_first);
         n_.h = quantizer("output.h");
         n_.Wx = quantizer("matmul.Wx");
         n_.Rh = quantizer("matmul.Rh");
@@ -305,7 +305,7 @@ FrozenGRU read_frozen(const void *bytes, size_t size) {
         const int64_t layer = index / D;
         const std::string suffix = "_l" + std::to_string(layer) + (index % D ? "_reverse" : "");
         CellReader reader(tensors, suffix, gru.cells[i]);
-        reader.read(H, layer ? D * H : gru.shape.input_size, cells[i].at("operators"));
+        reader.read(H, layer ? D * H : gru.shape.input_size, cells[i].at("operators"), !layer);
         if (layer) reader.read_between(D);
     }
     tensors.check_all_used();

@@ -57,13 +57,16 @@ bool fits_words(const SumNumbers &sum, Bound V0, Bound V1) {
 }  // namespace
 
 QuantizerNumbers checked_quantizer(int64_t lo, int64_t hi, int64_t zero, float scale,
-                                   const std::string &name) {
+                                   const std::string &name, bool far) {
     QuantizerNumbers q;
     q.is_signed = lo < 0;
     for (q.bits = 1; q.bits <= 32; ++q.bits)
         if (q.lo() == lo && q.hi() == hi) break;
     if (q.bits > 32) fail(name, "have the limits of 1 to 32 bits, got " + range(lo, hi));
-    if (zero < lo || zero > hi)
+    if (far && (zero < hi - kFarthest || zero > lo + kFarthest) && (zero < lo || zero > hi))
+        fail(name, "have a zero point within " + std::to_string(kFarthest) + " of all codes, got " +
+                       std::to_string(zero));
+    if (!far && (zero < lo || zero > hi))
         fail(name, "have a zero point in " + range(lo, hi) + ", got " + std::to_string(zero));
     if (!(scale >= 0x1p-126f && scale <= 0x1p127f))
         fail(name, "have a normal scale, got " + std::to_string(scale));
@@ -134,8 +137,9 @@ void check_sums(const CellNumbers &n, const std::string &name) {
         !fits_words(n.sums.h, old_contrib, new_contrib) ||
         !fits_words(n.sums.zoneout, n.h.reach(), n.h.reach()))
         fail("the sums of " + name, "fit 128 bits");
-    for (const auto &[matrix, operand] : {std::pair(&n.W, &n.x), std::pair(&n.R, &n.h)})
-        if (matrix->inputs > most_inputs(matrix->weight_bits, operand->reach()))
+    for (const auto &[matrix, reach] :
+         {std::pair(&n.W, n.x.inner().reach()), std::pair(&n.R, n.h.reach())})
+        if (matrix->inputs > most_inputs(matrix->weight_bits, reach))
             fail("the accumulators of " + name, "fit 64 bits");
 }
 

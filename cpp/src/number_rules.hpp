@@ -8,9 +8,12 @@
 
 namespace quant_gru {
 
-// Width and sign of the codes lo..hi.
+// The largest |code - zero point| if the zero point is no code: exact in float32.
+constexpr int64_t kFarthest = int64_t{1} << 21;
+
+// Width and sign of the codes lo..hi. far: whether the zero point may be no code.
 QuantizerNumbers checked_quantizer(int64_t lo, int64_t hi, int64_t zero, float scale,
-                                   const std::string &name);
+                                   const std::string &name, bool far = false);
 
 void check_range(const std::vector<int64_t> &values, int64_t least, int64_t most,
                  const std::string &name);

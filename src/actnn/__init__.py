@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from actnn.notes.qmodule import QModule
     from actnn.notes.schemes import QBNScheme, QScheme
     from actnn.planning.estimate import Estimate, estimate
-    from actnn.planning.fit import Plan, fit
+    from actnn.planning.fit import fit
+    from actnn.planning.plan import Plan
     from actnn.planning.report import Report, report
     from actnn.saving.context import Saving
     from actnn.saving.records import Choice, Record, TensorInfo
@@ -58,7 +59,7 @@ _HOMES = {
     "Choice": "saving.records",
     "DataLoader": "notes.data",
     "Estimate": "planning.estimate",
-    "Plan": "planning.fit",
+    "Plan": "planning.plan",
     "QBNScheme": "notes.schemes",
     "QModule": "notes.qmodule",
     "QScheme": "notes.schemes",

@@ -1,6 +1,7 @@
-"""Lists of prepared launches, and fields of their arguments."""
+"""Prepared launches and their arguments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 class Fields:
     """Fields of arguments that point into one block of memory."""
@@ -23,3 +24,19 @@ class Launches:
     def start(self, stream: int, /) -> int: ...
     def follow(self, fields: Fields, /) -> None: ...
     def start_at(self, stream: int, bases: Sequence[int], /) -> int: ...
+
+class TensorLaunch:
+    """A launch whose arguments are tensors and numbers that differ between calls."""
+
+    def __init__(
+        self,
+        launches: Launches,
+        fields: Sequence[int],
+        tensor: type,
+        device: int,
+        stream: Callable[[], int],
+        fail: Callable[[int], None],
+        keep: Any,
+        /,
+    ) -> None: ...
+    def __call__(self, *values: Any) -> None: ...

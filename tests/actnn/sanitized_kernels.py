@@ -59,6 +59,7 @@ def _flat(device: str, form: tuple[torch.dtype, int, int, int, int]) -> bool:
     x = (torch.randn(n + start) * 3).to(dtype)[start:]
     if n > 600:
         x[500] = float("nan")
+        x[40], x[301:310] = float("inf"), -float("inf")
     results = True
     for stochastic in (True, False):
         key = Key(noise_state(5, device=device), 7)

@@ -59,7 +59,7 @@ class Case:
 
 def random_case(seed: int, kind: str) -> Case:
     """The same case for the same seed and kind."""
-    gru, rng = random_gru(seed, kind)
+    gru, rng = random_gru(seed, kind, far=True)
     T, N = rng.randint(1, 6), rng.choice((1, 2, 3, 5))
     x, h0, lengths = random_input(gru, rng, T, N)
     return Case(gru, x, h0, lengths, *run(gru, x, h0, lengths))
@@ -79,7 +79,7 @@ def random_input(
             values.view(-1)[rng.randrange(values.numel())] = rng.choice(SPECIAL)
         return values
 
-    x = real(first.x, T, N, first.input_size)
+    x = real(first.border, T, N, first.input_size)
     h0 = real(first.h, gru.shape.num_layers * D, N, first.hidden_size)
     h0 = h0 if rng.random() < 0.6 else None
     lengths = torch.tensor([rng.randint(1, T) for _ in range(N)]) if rng.random() < 0.4 else None

@@ -110,6 +110,16 @@ def test_scales_are_checked(access: Access, place: int, value: float, said: str)
         case.run(access, torch.zeros(1, 1, case.C), torch.zeros(1, case.H))
 
 
+def test_zero_points_of_inputs_are_codes(access: Access) -> None:
+    """Those of ranges that exclude 0 are refused."""
+    case = Codes(3, 0.0)
+    lowest = -(1 << (case.bits - 1))
+    case.zero[0] = lowest - 1
+    x, h0 = torch.zeros(2, 1, case.C), torch.zeros(1, case.H)
+    with pytest.raises(ValueError, match=rf"zero_point to be an integer in.*{lowest - 1}.*input"):
+        case.run(access, x, h0)
+
+
 def test_zero_points_are_checked(access: Access) -> None:
     case = Codes(0, 0.0)
     case.zero[5] = -1.0  # gate.z_out is unsigned

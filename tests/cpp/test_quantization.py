@@ -14,8 +14,16 @@ from c_library import Library
 from cpp_build import NEEDS_TOOLS, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_calibrations import float_weights, random_calibration, random_config
-from safetensors.torch import save_file
+from random_calibrations import (
+    Calibration,
+    calibration,
+    float_weights,
+    random_calibration,
+    random_config,
+)
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from quant_gru import ConfigError, ParameterError, QuantConfig, QuantGRU, float_state_dict
 from quant_gru.calibration.observers import make_observer
@@ -264,20 +272,90 @@ def test_accumulators_must_fit_64_bits(access: Access, library: Library) -> None
         frozen_by(access, gru, document)
 
 
-def test_zero_points_outside_of_the_codes_are_refused(
+def far_gru(
+    method: str = "histogram", free: bool = False, offset: float = 100, **options: Any
+) -> tuple[QuantGRU, list[Tensor]]:
+    """A calibrated GRU whose zero point of the input is no code, and its data."""
+    torch.manual_seed(0)
+    config = QuantConfig.int8().replace_globals(input_excludes_zero=True, **options)
+    if free:
+        config = config.replace_globals(scale_kind="free")
+    gru = QuantGRU(4, 5, 2, bidirectional=True, config=config, use_quantization=True).eval()
+    batches = [torch.rand(12, 3, 4) * 2 + offset for _ in range(2)]
+    with torch.no_grad():
+        for name in ("l0", "l0_reverse"):
+            bias, W = getattr(gru, f"bias_ih_{name}"), getattr(gru, f"weight_ih_{name}")
+            bias -= W.sum(1) * offset
+    case = calibration(gru, method, [(x, None, None) for x in batches])
+    quantizer = case.gru._plan().cells[0][0].border
+    assert quantizer.is_outside
+    return gru, batches
+
+
+@pytest.mark.parametrize("method", ["histogram", "minmax", "percentile", "ema"])
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("offset", [3, -100, 3000])
+def test_ranges_of_the_input_that_exclude_0(
+    access: Access, library: Library, method: str, free: bool, offset: float, tmp_path: Path
+) -> None:
+    """Scales, files and outputs are Python's, every bit."""
+    gru, batches = far_gru(method, free, offset, correct_bias=offset != 3)
+    case = Calibration(gru, method, [(x, None, None) for x in batches])
+    params = access.calibrated(case)
+    gru.export_quant_params(tmp_path / "params.json")
+    assert params == (tmp_path / "params.json").read_bytes()
+    assert access.parameters_text(params) == params
+    gru.freeze().save(tmp_path / "gru.qgru")
+    frozen = access.frozen_bytes(params, case.weights, False)
+    assert frozen == (tmp_path / "gru.qgru").read_bytes()
+    x = batches[0].clone()
+    x[1, 0] = 0  # beyond all codes, as silence is
+    x[2, 1, 2] = torch.inf
+    x[3, 2, 1] = torch.nan
+    with torch.no_grad():
+        expected = gru(x)
+    model = library.load(frozen)
+    found = library.run(model, x, None, None, expected, False)
+    library.free("qgru_free_model", model)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.nan_to_num(7), theirs.nan_to_num(7))
+
+
+def test_zero_points_outside_of_the_codes_have_limits(
     access: Access, library: Library, tmp_path: Path
 ) -> None:
-    """Files of Python that the library cannot run say so; none is read in another way."""
-    gru = QuantGRU(2, 3, config=QuantConfig.int8().replace_globals(input_excludes_zero=True))
-    gru.calibrate(torch.rand(5, 2, 2) + 100)
-    gru.finalize_calibration()
+    """Without the option, beyond the first layer and too far away they are refused."""
+    gru, _ = far_gru()
+    document = gru._state.document()
     zero_point = gru.get_quant_config("x")["zero_point"]
     assert zero_point < -128
+    without = changed(
+        document, ["config", "GRU_config", "default_config", "input_excludes_zero"], False
+    )
     with pytest.raises(ValueError, match=rf"zero_point.*got {zero_point}.*input\.x"):
-        frozen_by(access, gru, gru._state.document())
-    gru.freeze().save(tmp_path / "gru.qgru")
-    with pytest.raises(RuntimeError, match=rf"quantizer\.input\.x.*zero point.*got {zero_point}"):
-        library.load((tmp_path / "gru.qgru").read_bytes())
+        frozen_by(access, gru, without)
+    place = ["operators", "input.x", "zero_point"]
+    with pytest.raises(ValueError, match=r"zero_point to be in.*got -129.*input\.x.*layer 1"):
+        frozen_by(access, gru, changed(document, ["cells", 2, *place], -129))
+    limit = 127 - (1 << 21)
+    too_far = changed(document, ["cells", 0, *place], limit - 1)
+    with pytest.raises(ValueError, match=r"zero_point to be within 2097152.*input\.x"):
+        frozen_by(access, gru, too_far)
+    frozen = frozen_by(access, gru, changed(document, ["cells", 0, *place], limit))
+    library.free("qgru_free_model", library.load(frozen))
+    (tmp_path / "gru.qgru").write_bytes(frozen)
+    tensors = load_file(tmp_path / "gru.qgru")
+    with safe_open(tmp_path / "gru.qgru", "pt") as file:
+        metadata = file.metadata()
+    for name, value, said in (
+        ("quantizer.input.x_l1", -129, r"zero point in \[-128, 127\], got -129"),
+        ("quantizer.output.h_l0", 128, r"zero point in \[-128, 127\], got 128"),
+        ("quantizer.input.x_l0", limit - 1, r"zero point within 2097152 of all codes"),
+    ):
+        wrong = {**tensors, name: torch.tensor([-128, 127, value])}
+        save_file(wrong, tmp_path / "wrong.qgru", metadata)
+        with pytest.raises(RuntimeError, match=said):
+            library.load((tmp_path / "wrong.qgru").read_bytes())
 
 
 def frozen_by(access: Access, gru: QuantGRU, document: dict[str, Any]) -> bytes:

@@ -205,12 +205,22 @@ def test_table_of_attributes_and_methods(calibration_loader, capsys):
 
 
 @pytest.mark.parametrize("width", [8, 16])
-def test_equations_of_the_document(width):
-    """z, r, g and h as the document writes them, up to what rounding costs."""
-    gru = QuantGRU(4, 3, use_quantization=True, config=QuantConfig.uniform(width, False))
-    x = torch.randn(5, 1, 4)
+@pytest.mark.parametrize("offset", [0, 100, -7])
+def test_equations_of_the_document(width, offset):
+    """z, r, g and h as the document writes them, up to what rounding costs.
+
+    Also where the range of the input excludes 0: its zero point is then no code.
+    """
+    config = QuantConfig.uniform(width, False).replace_globals(input_excludes_zero=True)
+    gru = QuantGRU(4, 3, use_quantization=True, config=config)
+    x = torch.randn(5, 1, 4).clamp(-3, 3) + offset
+    with torch.no_grad():
+        gru.bias_ih_l0 -= gru.weight_ih_l0.sum(1) * offset
     gru.calibrate(x)
     gru.finalize_calibration()
+    quantizer = gru.get_quant_config("x")
+    lowest = -(1 << (width - 1))
+    assert (lowest <= quantizer["zero_point"] < -lowest) is not bool(offset)
     W, R, b, c = gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0
     h = torch.zeros(1, 3)
     outputs = []

@@ -19,13 +19,13 @@ from quant_gru.parameters.schema import Shape
 
 sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 
-from random_plans import KINDS, random_qparams
+from random_plans import KINDS, far_inputs, random_qparams
 
 HIDDEN = (1, 2, 3, 5, 8, 15, 16, 17, 20, 33)
 
 
 def random_gru(
-    seed: int, kind: str, hidden: Sequence[int] = HIDDEN, features: int = 20
+    seed: int, kind: str, hidden: Sequence[int] = HIDDEN, features: int = 20, far: bool = False
 ) -> tuple[FrozenQuantGRU, random.Random]:
     """The same GRU for the same arguments, and the source of what follows.
 
@@ -34,6 +34,7 @@ def random_gru(
         kind: Of the widths, see `KINDS`.
         hidden: Numbers of units to choose from.
         features: The most features of the input.
+        far: Whether the range of the input may exclude 0.
     """
     rng = random.Random(f"{seed} {kind} gru")
     generator = torch.Generator().manual_seed(seed)
@@ -69,6 +70,16 @@ def random_gru(
             is_unsigned=not x.signed,
         )
         first[1] = replace(first[1], quantizers={**first[1].quantizers, name: x}, config=config)
+    if far:
+        qparams[0] = far_inputs(random.Random(f"{seed} {kind} far"), qparams[0])
+        excludes = qparams[0][0].config.input_excludes_zero
+        qparams = [
+            [
+                replace(each, config=each.config.replace_globals(input_excludes_zero=excludes))
+                for each in directions
+            ]
+            for directions in qparams
+        ]
     cells = [
         [
             CellPlan(

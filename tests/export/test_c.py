@@ -39,7 +39,7 @@ def selftest(directory, name, *flags):
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_plans(kind, tmp_path):
     for seed in range(PLANS):
-        gru, _ = random_gru(seed, kind)
+        gru, _ = random_gru(seed, kind, far=True)
         report = gru.export_c(tmp_path / str(seed), "net")
         said = selftest(report.directory, "net", *SANITIZED)
         assert said.startswith("net: 0 of")

@@ -116,6 +116,17 @@ def calibrated(change, refine=False, method="histogram", **shape):
     return quantized, gru
 
 
+def test_values_too_small_for_a_scale():
+    """Gates so shut that what stays of the state is beyond the smallest scale."""
+
+    def shut(gru):
+        gru.bias_ih_l0[24:48] -= 95
+
+    quantized, _ = calibrated(shut)
+    scales = {name: each["scale"] for name, each in quantized.get_quant_config().items()}
+    assert scales["op.old_contrib"] == 2.0**-126
+
+
 def test_refining_finds_better_scales():
     assert quality("int8", row(67, 256), refine=True) >= 18
 

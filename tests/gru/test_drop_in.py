@@ -207,7 +207,9 @@ def test_repr():
     assert "config=int8_wide, calibrated)" in repr(gru)
     size = sum(each.nbytes for each in gru.freeze().state_dict().values())
     assert repr(gru.freeze()).endswith(f"config=int8_wide, {size} bytes)")
-    assert repr(gru.stream(2)) == f"Stream({C}, {H}, num_layers=1, batch_size=2)"
+    shown = f"Stream({C}, {H}, num_layers=1, batch_size=2, config=int8_wide)"
+    assert repr(gru.stream(2)) == shown
+    assert repr(gru.freeze().stream(2)) == shown
     mixed = QuantConfig().replace("output.h", bitwidth=16)
     assert "8 to 16 bits" in repr(QuantGRU(C, H, config=mixed))
 

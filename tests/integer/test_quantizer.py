@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quant_gru import QuantGRUError
-from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
+from quant_gru.integer.quantizer import FARTHEST, Quantizer, code_limits, container_dtype
 
 finite32 = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)
 
@@ -20,7 +20,10 @@ def quantizers(draw, most_bits=32):
     n, signed = draw(st.integers(1, most_bits)), draw(st.booleans())
     lo, hi = code_limits(n, signed)
     scale = draw(st.floats(2.0**-40, 2.0**40, width=32))
-    return Quantizer(n, signed, scale, draw(st.integers(lo, hi)))
+    if n > 20 or draw(st.booleans()):
+        return Quantizer(n, signed, scale, draw(st.integers(lo, hi)))
+    zero_point = draw(st.integers(hi - FARTHEST, lo + FARTHEST))
+    return Quantizer(n, signed, scale, zero_point, far=True)
 
 
 @given(quantizers(), st.lists(finite32, min_size=1, max_size=20))

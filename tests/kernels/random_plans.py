@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -105,6 +106,23 @@ def random_qparams(
     return make_qparams(config, quantizers)
 
 
+def far_inputs(rng: random.Random, cells: Sequence[QParams]) -> list[QParams]:
+    """The cells of a first layer, some with ranges of inputs that exclude 0."""
+    name, chosen, above = "input.x", rng.random() < 0.4, rng.random() < 0.5
+    distance = rng.choice((1, 2, 300, rng.randint(1, 1 << 20)))
+    found = []
+    for each in cells:
+        old = each.quantizers[name]
+        if not chosen or old.bits > 20 or each.config[name].is_symmetric:
+            found.append(each)
+            continue
+        zero_point = old.hi + distance if above else old.lo - distance
+        new = replace(old, zero_point=zero_point, far=True)
+        config = each.config.replace_globals(input_excludes_zero=True)
+        found.append(replace(each, config=config, quantizers={**each.quantizers, name: new}))
+    return found
+
+
 def random_mean(rng: random.Random, C: int) -> InputMean | None:
     """The mean of each input feature, of any size; None for no correction of the bias."""
     if rng.random() < 0.3:
@@ -127,6 +145,7 @@ def random_case(seed: int, kind: str) -> Case:
     H, C = rng.choice((1, 2, 3, 5, 8, 15, 16, 17, 21, 32, 33, 48)), rng.randint(1, 36)
     mean = random_mean(random.Random(f"{seed} {kind} mean"), C)
     qparams = replace(qparams, zoneout=p, input_mean=mean)
+    (qparams,) = far_inputs(random.Random(f"{seed} {kind} far"), [qparams])
     spread = 2.0 ** rng.uniform(-3, 2)
 
     def weights(*shape: int) -> Tensor:

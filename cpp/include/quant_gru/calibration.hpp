@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,10 @@ class QUANT_GRU_API Observer {
     // The quantizer of an operator from these statistics. Throws ArgumentError if there are none,
     // or a value was not finite.
     ActivationQuantizer quantizer(Operator op, const OperatorConfig &config, ScaleKind kind) const;
+    // The asymmetric quantizer of a range that excludes 0, whose zero point may be no code; empty
+    // if the range includes 0, or has no such quantizer. `quantizer` must not throw.
+    std::optional<ActivationQuantizer> far_quantizer(const OperatorConfig &config,
+                                                     ScaleKind kind) const;
 
  private:
     struct QUANT_GRU_HIDDEN State;

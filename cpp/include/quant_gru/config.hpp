@@ -86,7 +86,7 @@ struct QUANT_GRU_API QuantConfig {
     Activation activation = Activation::exact;
     int segments = 0;  // pieces of a pwl or quadratic table; 0 for the default, null in the file
     bool correct_bias = true;  // calibration keeps the mean of the input, see CellParameters
-    bool input_excludes_zero = false;  // read and written; calibration in C++ does not support it
+    bool input_excludes_zero = false;  // the range of input.x of the first layer may exclude 0
     bool tie_x_and_h = false;          // calibration gives input.x and output.h one quantizer
     bool disable_quantization = false;
     Notes notes, gru_notes, default_notes, operator_notes;

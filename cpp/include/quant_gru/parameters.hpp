@@ -11,7 +11,9 @@
 
 namespace quant_gru {
 
-// Real value = scale * (code - zero_point), with codes in [lo, hi].
+// Real value = scale * (code - zero_point), with codes in [lo, hi]. The zero point is a code, but
+// for input.x of the first layer with input_excludes_zero: the cell then computes with the nearest
+// code, and the input bias contains the difference, `offset`.
 struct QUANT_GRU_API ActivationQuantizer {
     int bits = 8;
     bool is_signed = true;
@@ -20,7 +22,11 @@ struct QUANT_GRU_API ActivationQuantizer {
 
     int64_t lo() const { return is_signed ? -(int64_t{1} << (bits - 1)) : 0; }
     int64_t hi() const { return (int64_t{1} << (is_signed ? bits - 1 : bits)) - 1; }
-    // V: the largest |code - zero_point|.
+    int64_t inner_zero_point() const {
+        return zero_point < lo() ? lo() : zero_point > hi() ? hi() : zero_point;
+    }
+    double offset() const { return scale * static_cast<double>(inner_zero_point() - zero_point); }
+    // V: the largest |code - inner_zero_point|.
     int64_t max_abs() const;
 };
 

@@ -125,15 +125,12 @@ void Calibrator::collect(const float *x, int64_t T, int64_t N, const float *h0,
 }
 
 Parameters Calibrator::finalize(const QuantConfig &config) const {
-    if (config.input_excludes_zero)
-        throw ArgumentError(
-            "Expected input_excludes_zero to be false, which calibration in C++ does not support, "
-            "got true (operator 'input.x')");
     const State &s = *state_;
     Parameters found{s.shape, config, {}};
     Observer both(s.method, s.percentile);
     if (config.tie_x_and_h) both = tied_observer(s.observers, config, std::move(both));
     for (const Observers &observers : s.observers) {
+        const bool is_first = found.cells.size() < static_cast<size_t>(s.shape.directions());
         CellParameters &cell = found.cells.emplace_back();
         cell.config = config;
         for (int i = 0; i < kOperators; ++i) {
@@ -143,6 +140,10 @@ Parameters Calibrator::finalize(const QuantConfig &config) const {
             const Observer &values = tied ? both : observers[index];
             if (is_calibrated(op) && config[op].bitwidth)
                 cell.quantizers[index] = values.quantizer(op, config[op], config.scale_kind);
+            const bool is_input = op == Operator::x && is_first && config[op].bitwidth;
+            if (!is_input || !config.input_excludes_zero || config[op].is_symmetric) continue;
+            if (const auto far = values.far_quantizer(config[op], config.scale_kind))
+                cell.quantizers[index] = *far;
         }
         if (config.correct_bias) cell.input_mean = s.means[found.cells.size() - 1].mean();
     }

@@ -38,6 +38,13 @@ Method method_of(const std::string &name) {
 struct Observer::State {
     void add(const Histogram &other) { histogram = histogram ? merged(*histogram, other) : other; }
 
+    // The range that the method covers.
+    Range covered() const {
+        if (method != Method::percentile) return range;
+        const auto [low, high] = central_range(*histogram, percentile);
+        return {low, high};
+    }
+
     Method method;
     double percentile;
     int64_t nonfinite = 0;
@@ -121,10 +128,16 @@ ActivationQuantizer Observer::quantizer(Operator op, const OperatorConfig &confi
         throw ArgumentError("Expected statistics of at least one value, got none" + place);
     if (state_->method == Method::histogram)
         return least_squares_quantizer(*state_->histogram, config, kind);
-    std::pair range(minimum(), maximum());
-    if (state_->method == Method::percentile)
-        range = central_range(*state_->histogram, state_->percentile);
-    return covering_quantizer(range.first, range.second, config, kind);
+    const Range range = state_->covered();
+    return covering_quantizer(range.minimum, range.maximum, config, kind);
+}
+
+std::optional<ActivationQuantizer> Observer::far_quantizer(const OperatorConfig &config,
+                                                           ScaleKind kind) const {
+    const Range range = state_->covered();
+    const bool searches = state_->method == Method::histogram;
+    return quant_gru::far_quantizer(range.minimum, range.maximum,
+                                    searches ? &*state_->histogram : nullptr, config, kind);
 }
 
 }  // namespace quant_gru

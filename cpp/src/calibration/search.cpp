@@ -1,10 +1,12 @@
-// The rules of calibration/_covering.py and calibration/search.py.
+// The rules of calibration/_covering.py, calibration/search.py and calibration/far_range.py.
 #include "calibration/search.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <tuple>
+
+#include "number_rules.hpp"
 
 namespace quant_gru {
 namespace {
@@ -147,6 +149,19 @@ Candidate best(const Bins &bins, const Problem &p, const std::vector<double> &sc
     return *winner;
 }
 
+// Zero points that center the range, fit its low end or its high end, and are near enough.
+void add_far(const Problem &p, double scale, std::vector<Candidate> &found) {
+    if (!(scale >= kLeastScale && scale <= kMostScale)) return;
+    const double fit_low = p.lo - rounded_quotient(p.low, scale);
+    const double fit_high = p.hi - rounded_quotient(p.high, scale);
+    std::vector<double> zeros;
+    for (double zero : {std::floor((fit_low + fit_high) / 2), fit_low, fit_high})
+        if (std::find(zeros.begin(), zeros.end(), zero) == zeros.end()) zeros.push_back(zero);
+    for (double zero : zeros)
+        if (std::max(std::fabs(p.lo - zero), std::fabs(p.hi - zero)) <= kFarthest)
+            found.push_back({scale, zero, false, 0});
+}
+
 }  // namespace
 
 Codes codes_of(double minimum, double maximum, const OperatorConfig &config, ScaleKind kind) {
@@ -195,6 +210,41 @@ ActivationQuantizer least_squares_quantizer(const Histogram &histogram,
         scales.push_back(coarse * std::pow(2.0, k / static_cast<double>(kPerOctave * kPerOctave)));
     const Candidate found = best(bins, p, scales);
     return p.quantizer(found.scale, found.zero);
+}
+
+std::optional<ActivationQuantizer> far_quantizer(double minimum, double maximum,
+                                                 const Histogram *histogram,
+                                                 const OperatorConfig &config, ScaleKind kind) {
+    Problem p(minimum, maximum, config, kind);
+    p.low = as_float32(minimum);
+    p.high = as_float32(maximum);
+    if ((p.low <= 0 && p.high >= 0) || p.low == p.high) return {};
+    const double covering = p.covering_scale();
+    std::vector<double> scales = {covering};
+    if (histogram) {
+        const int exponent = std::ilogb(covering);
+        for (int e = std::max(kLeastExponent, exponent - kFiner);
+             e <= std::min(kMostExponent, exponent + kCoarser); ++e)
+            scales.push_back(std::ldexp(1.0, e));
+        if (kind == ScaleKind::free)
+            for (int k = -kOctavesFiner * kPerOctave; k <= kPerOctave; ++k)
+                scales.push_back(covering * std::pow(2.0, k / static_cast<double>(kPerOctave)));
+    }
+    std::vector<Candidate> candidates;
+    for (double scale : scales) add_far(p, as_float32(scale), candidates);
+    if (candidates.empty()) return {};
+    size_t found = 0;
+    if (histogram) {
+        const Bins bins = occupied_bins(*histogram);
+        std::vector<double> errors;
+        for (const Candidate &each : candidates) errors.push_back(squared_error(bins, p, each));
+        const double most = *std::min_element(errors.begin(), errors.end()) * (1 + kTie);
+        while (errors[found] > most) ++found;
+    }
+    ActivationQuantizer q = p.codes;
+    q.scale = candidates[found].scale;
+    q.zero_point = static_cast<int64_t>(candidates[found].zero);
+    return q;
 }
 
 }  // namespace quant_gru

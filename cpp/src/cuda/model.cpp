@@ -33,6 +33,10 @@ Model::Model(std::shared_ptr<Network> network) : network_(std::move(network)) {}
 
 Model Model::load(const void *bytes, size_t size, int device) {
     FrozenGRU frozen = read_frozen(bytes, size);
+    const QuantizerNumbers &x = frozen.cells[0].numbers.x;
+    if (x.zero != x.inner().zero)
+        throw FileError("Expected the zero point of input.x to be a code on a GPU, got " +
+                        std::to_string(x.zero) + " (input_excludes_zero); use quant_gru::Model");
     return Model(std::make_shared<Network>(Device::at(device), std::move(frozen)));
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "json_writer.hpp"
+#include "number_rules.hpp"
 #include "quant_gru/model.hpp"
 
 namespace quant_gru {
@@ -28,7 +29,7 @@ bool is_power_of_two(double value) {
     return std::frexp(value, &exponent) == 0.5;
 }
 
-void set_quantizer(CellParameters &cell, Operator op, double scale, int64_t zero_point) {
+void set_quantizer(CellParameters &cell, Operator op, double scale, int64_t zero_point, bool far) {
     const OperatorConfig &config = cell.config[op];
     ActivationQuantizer &q = cell.quantizers[static_cast<size_t>(op)];
     q.bits = config.bitwidth;
@@ -37,7 +38,11 @@ void set_quantizer(CellParameters &cell, Operator op, double scale, int64_t zero
     // 1 must be a code
     if (is_sigmoid(op)) scale = 1.0 / std::max(std::rint(1.0 / scale), 1.0);
     q.scale = static_cast<double>(static_cast<float>(scale));
-    if (zero_point < q.lo() || zero_point > q.hi())
+    const bool is_code = zero_point >= q.lo() && zero_point <= q.hi();
+    if (far && !is_code && (zero_point < q.hi() - kFarthest || zero_point > q.lo() + kFarthest))
+        throw FileError("Expected zero_point to be within " + std::to_string(kFarthest) +
+                        " of all codes, got " + std::to_string(zero_point));
+    if (!far && !is_code)
         throw FileError("Expected zero_point to be in [" + std::to_string(q.lo()) + ", " +
                         std::to_string(q.hi()) + "], got " + std::to_string(zero_point));
     if (config.is_symmetric && zero_point)

@@ -50,8 +50,9 @@ GRUShape read_shape(const Json &json) {
 // Reads one operator of a cell.
 class OperatorReader {
  public:
-    OperatorReader(const Json &json, Operator op, CellParameters &cell, int64_t H)
-        : json_(json), op_(op), cell_(cell), H_(H) {}
+    // far: whether the zero point may be no code.
+    OperatorReader(const Json &json, Operator op, CellParameters &cell, int64_t H, bool far)
+        : json_(json), op_(op), cell_(cell), H_(H), far_(far) {}
 
     void read() {
         check_keys(json_,
@@ -110,7 +111,7 @@ class OperatorReader {
         if (!scale || !zero)
             throw FileError("Expected scale and zero_point to be numbers, got null");
         const double value = scale->real("scale");
-        set_quantizer(cell_, op_, value, zero->integer("zero_point", kLeast, kMost));
+        set_quantizer(cell_, op_, value, zero->integer("zero_point", kLeast, kMost), far_);
         if (const Json *exponent = given("exp2_inv"))
             if (!is_power_of_two(value) || std::ldexp(1.0, -static_cast<int>(exponent->integer(
                                                                "exp2_inv", -200, 200))) != value)
@@ -121,6 +122,7 @@ class OperatorReader {
     Operator op_;
     CellParameters &cell_;
     int64_t H_;
+    bool far_;
 };
 
 ActivationTable read_table(const Json &json) {
@@ -222,7 +224,8 @@ std::vector<double> read_mean(const Json &cell, int64_t version, int64_t feature
     return found;
 }
 
-CellParameters read_cell(const Json &json, const QuantConfig &config, const GRUShape &shape) {
+CellParameters read_cell(const Json &json, const QuantConfig &config, const GRUShape &shape,
+                         bool is_first) {
     CellParameters cell;
     cell.config = config;
     std::vector<std::string> names;
@@ -236,7 +239,8 @@ CellParameters read_cell(const Json &json, const QuantConfig &config, const GRUS
         for (int i = 0; i < kOperators; ++i) {
             at = names[static_cast<size_t>(i)];
             const auto op = static_cast<Operator>(i);
-            OperatorReader(operators.at(at), op, cell, shape.hidden_size).read();
+            const bool far = op == Operator::x && is_first && config.input_excludes_zero;
+            OperatorReader(operators.at(at), op, cell, shape.hidden_size, far).read();
             if (is_sigmoid(op))
                 given[static_cast<size_t>(i)] = operators.at(at).at("scale").real("scale");
         }
@@ -288,7 +292,7 @@ Parameters read_document(const Json &document, const std::string &where) {
             if (cells[i].at("reverse").boolean("reverse") != (i % D == 1))
                 throw FileError("Expected cells in the order of layers and directions");
             try {
-                found.cells.push_back(read_cell(cells[i], found.config, found.shape));
+                found.cells.push_back(read_cell(cells[i], found.config, found.shape, !layer));
                 const int64_t features = layer ? static_cast<int64_t>(D) * found.shape.hidden_size
                                                : found.shape.input_size;
                 found.cells.back().input_mean = read_mean(cells[i], version, features);

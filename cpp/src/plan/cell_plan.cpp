@@ -62,7 +62,8 @@ ActivationQuantizer fixed_range_quantizer(Operator op, const OperatorConfig &con
 }  // namespace
 
 int64_t ActivationQuantizer::max_abs() const {
-    return std::max(std::abs(lo() - zero_point), std::abs(hi() - zero_point));
+    const int64_t zero = inner_zero_point();
+    return std::max(std::abs(lo() - zero), std::abs(hi() - zero));
 }
 
 const ActivationTable &CellParameters::table(Operator op) const {

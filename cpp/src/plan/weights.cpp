@@ -78,10 +78,13 @@ void check_finite(const float *values, int64_t n, Operator op) {
                                 " (operator '" + name_of(op) + "')");
 }
 
-// The bias with the mean error of the weights, docs/arithmetic.md#correction-of-the-input-bias.
+// The bias with the mean error of the weights and the offset of the input,
+// docs/arithmetic.md#correction-of-the-input-bias.
 class Correction {
  public:
-    Correction(const std::vector<double> &mean, int bits) {
+    // mean: empty for a correction by the offset alone.
+    Correction(const std::vector<double> &mean, int bits, double offset) : offset_(offset) {
+        if (mean.empty()) return;
         double largest = 0;
         for (double m : mean) largest = std::max(largest, std::fabs(m));
         int exponent = 0;
@@ -93,18 +96,28 @@ class Correction {
         exponent_ = exponent - resolution;
     }
 
-    // w, codes: one row.
-    float operator()(float b, const float *w, const int64_t *codes, float scale) const {
-        const double row = qg_row_factor(scale);
-        double sum = 0;
-        for (size_t i = 0; i < factors_.size(); ++i)
-            sum +=
-                qg_mean_error(w[i], scale, static_cast<double>(codes[i]), row, factors_[i], limit_);
-        return qg_corrected(b, sum, scale, exponent_);
+    // w, codes: one row of K.
+    float operator()(float b, const float *w, const int64_t *codes, int64_t K, float scale) const {
+        auto found = static_cast<double>(b);
+        if (offset_ != 0) {
+            int64_t total = 0;
+            for (int64_t i = 0; i < K; ++i) total += codes[i];
+            found += static_cast<double>(scale) * offset_ * static_cast<double>(total);
+        }
+        if (!factors_.empty()) {
+            const double row = qg_row_factor(scale);
+            double sum = 0;
+            for (size_t i = 0; i < factors_.size(); ++i)
+                sum += qg_mean_error(w[i], scale, static_cast<double>(codes[i]), row, factors_[i],
+                                     limit_);
+            found += sum * qg_power(qg_exponent(scale) + exponent_);
+        }
+        return static_cast<float>(qg_within(found, -QG_LARGEST_FLOAT, QG_LARGEST_FLOAT));
     }
 
  private:
     static constexpr int kSumBits = 51;
+    const double offset_;
     std::vector<double> factors_;
     double limit_ = 0;
     int exponent_ = 0;
@@ -135,13 +148,14 @@ WeightCodes weight_codes(const CellParameters &cell, Operator weight, const Floa
         to.scales.push_back(scale);
     }
     std::vector<float> corrected;
-    if (input && !cell.input_mean.empty()) {
-        const Correction correction(cell.input_mean, cell.config[weight].bitwidth);
+    const double offset = input ? cell.quantizer(Operator::x).offset() : 0;
+    if (input && (!cell.input_mean.empty() || offset != 0)) {
+        const Correction correction(cell.input_mean, cell.config[weight].bitwidth, offset);
         corrected.resize(static_cast<size_t>(rows));
         for (int64_t c = 0; c < rows; ++c) {
             const int64_t row = row_of(c);
             corrected[static_cast<size_t>(row)] = correction(
-                b[row], w + row * K, to.codes.data() + c * K, scales[static_cast<size_t>(row)]);
+                b[row], w + row * K, to.codes.data() + c * K, K, scales[static_cast<size_t>(row)]);
         }
         b = corrected.data();
     }

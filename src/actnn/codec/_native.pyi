@@ -15,6 +15,8 @@ def encode(
     tensor: int,
     real: int,
     stochastic: bool,
+    lowest: float,
+    highest: float,
     threads: int,
     /,
 ) -> None: ...
@@ -33,6 +35,8 @@ def decode(
     tensor: int,
     real: int,
     stochastic: bool,
+    lowest: float,
+    highest: float,
     threads: int,
     /,
 ) -> None: ...

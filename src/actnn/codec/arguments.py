@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from actnn._errors import ActNNError
-from actnn.codec.codes import DTYPES, MOST_BITS, Key
+from actnn.codec.codes import DTYPES, MOST_BITS, UNBOUNDED, Bounds, Key
 from actnn.codec.noise import RUN
 
 
@@ -34,6 +34,15 @@ def check(x: Tensor, bits: int | Tensor, key: Key, group: int, capacity: int | N
         raise ActNNError(f"Expected bits to be in 1..{MOST_BITS}, got {bits}")
     elif capacity is not None:
         raise ActNNError(f"Expected no capacity for equal bits, got {capacity}")
+
+
+def check_bounds(bounds: Bounds, bits: int | Tensor) -> None:
+    """Raise an ActNNError if bounds are not two numbers in order, or are for bits of samples."""
+    low, high = bounds
+    if not low < high:
+        raise ActNNError(f"Expected bounds to be (least, largest), got {bounds}")
+    if isinstance(bits, Tensor) and bounds != UNBOUNDED:
+        raise ActNNError(f"Expected no bounds with bits of samples, got {bounds}")
 
 
 def check_group(group: int) -> None:

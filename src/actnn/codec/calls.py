@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
 import torch
 from torch import Tensor
 
 from actnn.codec import executors, ops, reference
-from actnn.codec.arguments import check, check_group
-from actnn.codec.codes import MOST_BITS, Codes, Key
-from actnn.codec.memory_order import dense, in_rows, rows_of
+from actnn.codec.arguments import check, check_bounds, check_group
+from actnn.codec.codes import MOST_BITS, UNBOUNDED, Bounds, Codes, Key
+from actnn.codec.memory_order import dense, flat, in_rows, rows_of
+
+_LEAST_MAGNITUDE = 2.0**-90  # of a group, so that the least step of a code is small beside it
+
+Decode: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+class Coder(NamedTuple):
+    """How tensors of one size and layout are encoded.
+
+    Attributes:
+        encode: (tensor, state of the noise, id of the tensor) -> data and parameters.
+        decode: (data, parameters) -> the tensor.
+        shape: Its shape.
+        strides: Its strides.
+    """
+
+    encode: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    decode: Decode
+    shape: torch.Size
+    strides: tuple[int, ...]
 
 
 def encode(
@@ -19,6 +42,7 @@ def encode(
     group: int = 256,
     stochastic: bool = True,
     capacity: int | None = None,
+    bounds: Bounds = UNBOUNDED,
 ) -> Codes:
     """Encode a tensor.
 
@@ -32,11 +56,14 @@ def encode(
         stochastic: Whether codes are rounded stochastically, else to the nearest code.
         capacity: With bits per sample, the sum of bits that fits into data; None for 8 per sample.
             Samples that do not fit decode to NaN.
+        bounds: The least and the largest element that x can have, with equal bits. Elements at or
+            beyond a bound decode to it exactly, all others to numbers between them.
 
     Raises:
         ActNNError: An argument is not supported.
     """
     check(x, bits, key, group, capacity)
+    check_bounds(bounds, bits)
     ends = None
     if isinstance(bits, Tensor):
         x = in_rows(x)
@@ -52,10 +79,12 @@ def encode(
     else:
         x = dense(x)
         if _watched(x):
-            data, params = ops.encode(x.detach(), bits, group, key.state, key.tensor, stochastic)
+            given = (key.state, key.tensor, stochastic, bounds)
+            data, params = ops.encode(x.detach(), bits, group, *given)
         else:
-            data, params = executors.encode_flat(x, bits, key.state, key.tensor, group, stochastic)
-    return Codes(data, params, bits, group, x.shape, x.stride(), x.dtype, ends)
+            noise_and_group = (key.state, key.tensor, group, stochastic)
+            data, params = executors.encode_flat(x, bits, *noise_and_group, bounds)
+    return Codes(data, params, bits, group, x.shape, x.stride(), x.dtype, ends, bounds)
 
 
 def decode(codes: Codes) -> Tensor:
@@ -74,10 +103,89 @@ def decode(codes: Codes) -> Tensor:
         else:
             v = executors.decode_samples(data, params, bits, codes.ends, group, m, dtype)
     elif _watched(data):
-        v = ops.decode(data, params, bits, group, n, dtype)
+        v = ops.decode(data, params, bits, group, n, dtype, codes.bounds)
     else:
-        v = executors.decode_flat(data, params, bits, group, n, dtype)
+        v = executors.decode_flat(data, params, bits, group, n, dtype, codes.bounds)
     return v.as_strided(codes.shape, codes.strides)
+
+
+def decoder_of(codes: Codes) -> Decode:
+    """Return a function that decodes data and parameters like those of codes."""
+    bits, group, shape, strides = codes.bits, codes.group, codes.shape, codes.strides
+    dtype, ends, bounds = codes.dtype, codes.ends, codes.bounds
+
+    def run(data: Tensor, params: Tensor) -> Tensor:
+        return decode(Codes(data, params, bits, group, shape, strides, dtype, ends, bounds))
+
+    return run
+
+
+def coder_of(
+    x: Tensor, bits: int, group: int, stochastic: bool, bounds: Bounds = UNBOUNDED
+) -> Coder:
+    """Return how tensors of one size and layout are encoded with equal bits.
+
+    Args:
+        x: A tensor of these. On a GPU, the others begin at a multiple of 16 bytes if it does.
+        bits: Bits of a code.
+        group: Elements of a group.
+        stochastic: Whether codes are rounded stochastically.
+        bounds: See `encode`.
+    """
+    x = dense(x)
+    shape, strides, dtype = x.shape, x.stride(), x.dtype
+
+    def encode_any(x: Tensor, state: Tensor, tensor: int) -> tuple[Tensor, Tensor]:
+        key = Key(state, tensor)
+        codes = encode(x, bits, key, group=group, stochastic=stochastic, bounds=bounds)
+        return codes.data, codes.params
+
+    def decode_any(data: Tensor, params: Tensor) -> Tensor:
+        return decode(Codes(data, params, bits, group, shape, strides, dtype, None, bounds))
+
+    found = executors.coder_on_gpu(x, bits, group, stochastic, bounds)
+    if found is None:
+        return Coder(encode_any, decode_any, shape, strides)
+    encode_here, decode_here = found
+    index, current = x.device.index, torch._C._cuda_getDevice
+    modes = torch._C._len_torch_dispatch_stack
+
+    def encode_fast(x: Tensor, state: Tensor, tensor: int) -> tuple[Tensor, Tensor]:
+        if modes() or current() != index:
+            return encode_any(x, state, tensor)
+        return encode_here(x, state, tensor)
+
+    def decode_fast(data: Tensor, params: Tensor) -> Tensor:
+        if modes() or current() != index:
+            return decode_any(data, params)
+        return decode_here(data, params)
+
+    return Coder(encode_fast, decode_fast, shape, strides)
+
+
+def fits(x: Tensor, group: int = 256, *, small: bool = True) -> bool:
+    """Whether codes can express a tensor: the elements of float64 are converted to float32.
+
+    Waits for the device if the dtype is float64. While a CUDA graph is captured, float64 never
+    fits.
+
+    Args:
+        x: Any floating dtype and shape.
+        group: Elements of a group.
+        small: Whether groups of float64 numbers that are all too small for codes count.
+    """
+    if x.dtype != torch.float64 or not x.numel() or _traced(x):
+        return x.dtype != torch.float64 or not x.numel()
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    magnitudes = flat(dense(x.detach())).abs()
+    magnitudes = torch.where(torch.isinf(magnitudes), 0.0, magnitudes)
+    missing = -len(magnitudes) % group
+    largest = torch.nn.functional.pad(magnitudes, (0, missing)).view(-1, group).amax(1)
+    beyond = largest > torch.finfo(torch.float32).max
+    if small:
+        beyond |= (largest > 0) & (largest < _LEAST_MAGNITUDE)
+    return not beyond.any().item()
 
 
 def group_ranges(x: Tensor, group: int = 256) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +15,20 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """The dtypes of elements; kernels number them in this order."""
 
 MOST_BITS = 8
+
+Bounds: TypeAlias = tuple[float, float]
+"""The least and the largest element that a tensor can have, as float32 numbers. Elements at or
+beyond a bound decode to it exactly, all others to numbers between them."""
+
+UNBOUNDED: Bounds = (-math.inf, math.inf)
+
+LARGEST = torch.finfo(torch.bfloat16).max
+"""From here on numbers count as infinite."""
+
+
+def reached(bounds: Bounds) -> Bounds:
+    """Return the numbers at and beyond which elements are at a bound."""
+    return max(bounds[0], -LARGEST), min(bounds[1], LARGEST)
 
 
 class Key(NamedTuple):
@@ -42,6 +57,7 @@ class Codes:
         strides: Strides of the decoded tensor.
         dtype: dtype of the encoded tensor.
         ends: Inclusive sums of the bits of samples, int64 (samples,); None if not computed yet.
+        bounds: Of the elements.
     """
 
     data: Tensor
@@ -52,6 +68,7 @@ class Codes:
     strides: tuple[int, ...]
     dtype: torch.dtype
     ends: Tensor | None = None
+    bounds: Bounds = UNBOUNDED
 
     @property
     def nbytes(self) -> int:
@@ -62,8 +79,9 @@ class Codes:
     def flags(self) -> Tensor:
         """Number of groups that decode to NaN: int32 (1,), on the device of the codes.
 
-        A group does so if it contains NaN or an infinity, or if its range overflows. With bits per
-        sample, so do groups beyond the capacity.
+        A group does so if it contains NaN or a float64 number beyond float32, or if its range
+        overflows; with 1 bit, also if it has elements both at the bounds and between them. With
+        bits per sample, so do groups beyond the capacity.
         """
         return torch.isnan(self.params[:, 0]).sum(dtype=torch.int32).view(1)
 

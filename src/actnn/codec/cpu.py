@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from actnn.codec import _native
-from actnn.codec.codes import DTYPES
+from actnn.codec.codes import DTYPES, UNBOUNDED, Bounds, reached
 
 _WORD, _LONG = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
@@ -27,6 +27,7 @@ def run(
     bits_of: Tensor | None = None,
     ends: Tensor | None = None,
     capacity: int = 0,
+    bounds: Bounds = UNBOUNDED,
 ) -> None:
     """Encode or decode in up to `torch.get_num_threads()` threads.
 
@@ -44,6 +45,7 @@ def run(
         bits_of: int64 (rows,), the bits of each row if `bits` is 0.
         ends: int64 (rows,), the inclusive sums of `bits_of`.
         capacity: Sum of bits that data can hold if `bits` is 0.
+        bounds: Of the elements.
     """
     if not len(params):
         return
@@ -67,5 +69,6 @@ def run(
         tensor,
         DTYPES.index(x.dtype),
         stochastic,
+        *(reached(bounds) if function == "encode" else bounds),
         torch.get_num_threads(),
     )

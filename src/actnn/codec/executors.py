@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actnn._errors import ActNNWarning
 from actnn.codec import cpu, reference
-from actnn.codec.codes import data_bytes
+from actnn.codec.codes import UNBOUNDED, Bounds, data_bytes
 from actnn.codec.cuda import executor as cuda
 from actnn.codec.memory_order import flat
 from actnn.codec.noise import RUN
@@ -58,32 +58,87 @@ def _elsewhere(device: torch.device) -> bool:
 
 
 def encode_flat(
-    x: Tensor, bits: int, state: Tensor, tensor: int, group: int, stochastic: bool
+    x: Tensor,
+    bits: int,
+    state: Tensor,
+    tensor: int,
+    group: int,
+    stochastic: bool,
+    bounds: Bounds = UNBOUNDED,
 ) -> tuple[Tensor, Tensor]:
     """Encode a dense tensor with equal bits. Return data, and parameters (groups, 2)."""
     device = x.device
     name = executor_of(device)
     if name == "reference":
-        return reference.encode_flat(flat(x), bits, state, tensor, group, stochastic)
+        return reference.encode_flat(flat(x), bits, state, tensor, group, stochastic, bounds)
     if _elsewhere(device):
         with torch.cuda.device(device):
-            return encode_flat(x, bits, state, tensor, group, stochastic)
+            return encode_flat(x, bits, state, tensor, group, stochastic, bounds)
     make_data, make_params = _makers(x.numel(), bits, group, device)
     data, params = make_data(), make_params()
-    _RUN[name]("encode", x, data, params, 1, bits, group, state, tensor, stochastic)
+    noise = (state, tensor, stochastic)
+    _RUN[name]("encode", x, data, params, 1, bits, group, *noise, bounds=bounds)
     return data, params
 
 
 def decode_flat(
-    data: Tensor, params: Tensor, bits: int, group: int, n: int, dtype: torch.dtype
+    data: Tensor,
+    params: Tensor,
+    bits: int,
+    group: int,
+    n: int,
+    dtype: torch.dtype,
+    bounds: Bounds = UNBOUNDED,
 ) -> Tensor:
     """Reverse `encode_flat`. Return elements (n,)."""
     name = executor_of(data.device)
     if name == "reference":
-        return reference.decode_flat(data, params, bits, group, n, dtype)
+        return reference.decode_flat(data, params, bits, group, n, dtype, bounds)
     x = torch.empty(n, dtype=dtype, device=data.device)
-    _RUN[name]("decode", x, data, params, 1, bits, group)
+    _RUN[name]("decode", x, data, params, 1, bits, group, bounds=bounds)
     return x
+
+
+def coder_on_gpu(
+    x: Tensor, bits: int, group: int, stochastic: bool, bounds: Bounds
+) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]] | None:
+    """Return functions of native code that encode and decode tensors of one size and layout.
+
+    Args:
+        x: A dense tensor of these; the others begin at a multiple of 16 bytes if it does.
+        bits: Bits of a code.
+        group: Elements of a group.
+        stochastic: Whether codes are rounded stochastically.
+        bounds: Of the elements.
+
+    Returns:
+        A function of a tensor, the state of the noise and the id of the tensor that returns data
+        and parameters; and a function of these that returns the tensor. Both expect the GPU of the
+        tensors to be the current one. None if no kernel can run there.
+    """
+    shape, strides, dtype, device, n = x.shape, x.stride(), x.dtype, x.device, x.numel()
+    if executor_of(device) != "cuda" or not n:
+        return None
+    make_data, make_params = _makers(n, bits, group, device)
+    make = maker(shape, device, dtype, sorted(range(x.dim()), key=lambda i: -strides[i]))
+    same = (dtype, bits, group)
+    here = (1, n, device, bounds)
+    start_encode = cuda.launch_of("encode", *same, stochastic, cuda.in_tiles(x), *here)
+    # what is allocated begins at a multiple of 512 bytes
+    start_decode = cuda.launch_of("decode", *same, False, n < cuda.MOST_IN_TILES, *here)
+    as_made = make().stride() == strides  # strides of dimensions of one element may be any
+
+    def encode(x: Tensor, state: Tensor, tensor: int) -> tuple[Tensor, Tensor]:
+        data, params = make_data(), make_params()
+        start_encode(x, data, params, state, None, None, 0, tensor)
+        return data, params
+
+    def decode(data: Tensor, params: Tensor) -> Tensor:
+        x = make()
+        start_decode(x, data, params, None, None, None, 0, 0)
+        return x if as_made else x.as_strided(shape, strides)
+
+    return encode, decode
 
 
 def sums_of(bits: Tensor) -> tuple[Tensor, Tensor]:

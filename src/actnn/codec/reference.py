@@ -8,18 +8,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actnn.codec.codes import MOST_BITS
+from actnn.codec.codes import LARGEST, MOST_BITS, UNBOUNDED, Bounds, reached
 from actnn.codec.noise import RUN, noise_of
 from actnn.codec.packing import pack, unpack
 
 LEAST_STEP = 2.0**-100
-LARGEST = torch.finfo(torch.bfloat16).max
 _HIGH_HALF = -65536
 _ONE_HIGHER = 65536
 
 
 def encode_rows(
-    x: Tensor, bits: int | Tensor, state: Tensor, tensor: int, group: int, stochastic: bool
+    x: Tensor,
+    bits: int | Tensor,
+    state: Tensor,
+    tensor: int,
+    group: int,
+    stochastic: bool,
+    bounds: Bounds = UNBOUNDED,
 ) -> tuple[Tensor, Tensor]:
     """Encode rows of elements, each with its own groups.
 
@@ -30,6 +35,7 @@ def encode_rows(
         tensor: Id of the tensor.
         group: Elements of a group.
         stochastic: Whether codes are rounded stochastically, else to the nearest code.
+        bounds: Of the elements.
 
     Returns:
         Codes, int64 (rows, m up to a multiple of 32), where codes beyond m are 0; and parameters,
@@ -37,52 +43,78 @@ def encode_rows(
     """
     rows, m = x.shape
     runs = -(-m // RUN)
-    x = _repeat_last(x.to(torch.float32), runs * RUN)
-    base, step, inverse = parameters(_repeat_last(x, -(-m // group) * group), bits, group)
+    bounds = reached(bounds)
+    x = _repeat_last(_in_float32(x), runs * RUN)
+    whole = _repeat_last(x, -(-m // group) * group)
+    base, step, inverse = parameters(whole, bits, group, bounds)
     spread = torch.arange(runs * RUN, device=x.device) // group
     # groups that decode to NaN have the code 0
-    finite = ~torch.isnan(base)
-    distance = torch.where(finite[:, spread], x - base[:, spread], 0)
+    marked = torch.signbit(step)[:, spread]
+    lowest, highest = (x <= bounds[0]) & marked, (x >= bounds[1]) & marked
+    inside = ~(torch.isnan(base)[:, spread] | lowest | highest)
+    distance = torch.where(inside, x - base[:, spread], 0)
     # bits of a code's fraction: 16, or 15 for codes of 8 bits
     one = 2 ** (23 - torch.as_tensor(bits, device=x.device)).clamp(max=16)
     noise = one // 2
     if stochastic:
         noise = noise_of(state, tensor, rows * runs).view(rows, -1) & (one - 1)
-    codes = _rounded_sum(distance, inverse[:, spread], one, noise) // one
+    codes = _rounded_sum(distance, inverse[:, spread], one, noise) // one + marked
+    codes = torch.where(lowest, 0, torch.where(highest, _last_code(bits, x.device), codes))
     codes[:, m:] = 0
     return codes, torch.stack((base, step), -1)
 
 
-def parameters(x: Tensor, bits: int | Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+def _last_code(bits: int | Tensor, device: torch.device) -> Tensor:
+    """Return 2^bits - 1: int64, () or (rows, 1)."""
+    if isinstance(bits, int):  # made by an operation: hooks of compiled graphs hold no constants
+        return torch.full((), 2**bits - 1, dtype=torch.int64, device=device)
+    return 2**bits - 1
+
+
+def _in_float32(x: Tensor) -> Tensor:
+    """Return elements as float32; NaN for finite ones beyond its range."""
+    y = x.to(torch.float32)
+    return torch.where(torch.isinf(y) & ~torch.isinf(x), torch.nan, y)
+
+
+def parameters(
+    x: Tensor, bits: int | Tensor, group: int, bounds: Bounds = UNBOUNDED
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the parameters of groups.
 
     Args:
         x: float32 (rows, groups * group).
         bits: Bits of a code, or int64 (rows, 1).
         group: Elements of a group.
+        bounds: Of the elements.
 
     Returns:
         Base, step, and the reciprocal of the step, float32 (rows, groups). Base and step are
-        bfloat16 numbers. A group that cannot be encoded has base NaN, step and reciprocal 0.
+        bfloat16 numbers. A group that cannot be encoded has base NaN, step and reciprocal 0. One
+        with elements at the bounds has a negative step, which may be -0.
     """
     grouped = x.unflatten(1, (-1, group))
-    # + 0 makes -0 positive
-    low, high = grouped.amin(-1) + 0.0, grouped.amax(-1)
+    bounds = reached(bounds)
+    at_bounds = (grouped <= bounds[0]) | (grouped >= bounds[1])
+    low = torch.where(at_bounds, torch.inf, grouped).amin(-1)
+    high = torch.where(at_bounds, -torch.inf, grouped).amax(-1)
+    none = low > high
+    low, high = torch.where(none, 0.0, low) + 0.0, torch.where(none, 0.0, high)  # no -0
+    marked = at_bounds.any(-1) & ~torch.isnan(low)
     word = low.view(torch.int32)
     down = (low < 0) & (word & ~_HIGH_HALF != 0)
     base = ((word & _HIGH_HALF) + down.to(torch.int32) * _ONE_HIGHER).view(torch.float32)
     # a tensor, because torch multiplies by the reciprocal of a Python number on GPUs
-    if isinstance(bits, int):  # made by an operation: hooks of compiled graphs hold no constants
-        largest = torch.full((), 2**bits - 1, dtype=torch.float32, device=x.device)
-    else:
-        largest = (2**bits - 1).to(torch.float32)
+    last = _last_code(bits, x.device)
+    largest = torch.where(marked & (last > 1), last - 2, last).to(torch.float32)
     span = high - base
     step = ((span / largest).view(torch.int32) + (_ONE_HIGHER - 1)) & _HIGH_HALF
     step = step.view(torch.float32).clamp(min=LEAST_STEP)
     finite = (span < torch.inf) & (base + largest * step <= LARGEST)
+    finite &= ~marked | none | (last > 1)  # else no code is left for those between the bounds
     step = torch.where(finite & (span > 0), step, 0.0)
     base = torch.where(finite, base, torch.nan)
-    return base, step, _reciprocal(step)
+    return base, torch.where(marked & finite, -step, step), _reciprocal(step)
 
 
 def _reciprocal(step: Tensor) -> Tensor:
@@ -105,41 +137,67 @@ def _rounded_sum(distance: Tensor, inverse: Tensor, one: Tensor, noise: Tensor) 
     return total + ((rest > 0.5) | ((rest == 0.5) & (total % 2 == 1)))
 
 
-def decode_rows(codes: Tensor, params: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+def decode_rows(
+    codes: Tensor,
+    params: Tensor,
+    bits: int | Tensor,
+    group: int,
+    dtype: torch.dtype,
+    bounds: Bounds = UNBOUNDED,
+) -> Tensor:
     """Decode rows of codes.
 
     Args:
         codes: Integers (rows, m).
         params: (rows, groups of a row, 2).
+        bits: Bits of a code, or int64 (rows, 1).
         group: Elements of a group.
         dtype: dtype of the result.
+        bounds: Of the elements.
 
     Returns:
         (rows, m).
     """
     spread = torch.arange(codes.shape[1], device=codes.device) // group
     base, step = params.to(torch.float32)[:, spread].unbind(-1)
-    v = base + codes.to(torch.float32) * step
+    marked = torch.signbit(step)
+    v = base + (codes - marked.to(codes.dtype)).to(torch.float32) * step.abs()
+    # rounded parameters may lie beyond the largest element, and beyond the bounds
     if dtype == torch.float16:
-        most = torch.finfo(dtype).max
-        v = v.clamp(-most, most)  # rounded parameters may lie beyond the largest element
+        v = v.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    v = v.clamp(*bounds)
+    v = torch.where(marked & (codes == 0), bounds[0], v)
+    v = torch.where(marked & (codes == _last_code(bits, codes.device)), bounds[1], v)
     return v.to(dtype)
 
 
 def encode_flat(
-    x: Tensor, bits: int, state: Tensor, tensor: int, group: int, stochastic: bool
+    x: Tensor,
+    bits: int,
+    state: Tensor,
+    tensor: int,
+    group: int,
+    stochastic: bool,
+    bounds: Bounds = UNBOUNDED,
 ) -> tuple[Tensor, Tensor]:
     """Encode elements (n,) with equal bits. Return data, and parameters (groups, 2)."""
-    codes, params = encode_rows(x.view(1, -1), bits, state, tensor, group, stochastic)
+    codes, params = encode_rows(x.view(1, -1), bits, state, tensor, group, stochastic, bounds)
     return pack(codes, bits).view(-1), in_bfloat16(params)
 
 
 def decode_flat(
-    data: Tensor, params: Tensor, bits: int, group: int, n: int, dtype: torch.dtype
+    data: Tensor,
+    params: Tensor,
+    bits: int,
+    group: int,
+    n: int,
+    dtype: torch.dtype,
+    bounds: Bounds = UNBOUNDED,
 ) -> Tensor:
     """Reverse `encode_flat`. Return elements (n,)."""
     codes = unpack(data, bits)[:n]
-    return decode_rows(codes.view(1, -1), params.view(1, -1, 2), group, dtype).view(-1)
+    rows = codes.view(1, -1), params.view(1, -1, 2)
+    return decode_rows(*rows, bits, group, dtype, bounds).view(-1)
 
 
 def sums_of(bits: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,7 +265,7 @@ def decode_samples(
     last = len(padded) - 1
     low, high = (padded[(bit // 8 + i).clamp(max=last)] for i in range(2))
     codes = (low | high << 8) >> (bit % 8) & (2**width - 1)
-    return decode_rows(codes, params.view(len(bits), -1, 2), group, dtype)
+    return decode_rows(codes, params.view(len(bits), -1, 2), width, group, dtype)
 
 
 def in_bfloat16(params: Tensor) -> Tensor:

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+import warnings
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from actnn._errors import ActNNError
+from actnn._errors import ActNNError, ActNNWarning
 from actnn.allocation import Sensitivities
 from actnn.layers.levels import Level, level_of
 from actnn.layers.registry import mixin_for
-from actnn.saving.active import transformed
+from actnn.layers.root import Root, add_root, roots_around, roots_inside
+from actnn.layers.sharing import listed, undo, warn_of_others
+from actnn.layers.unused import Watch
 from actnn.saving.adaptive import Adaptive
-from actnn.saving.compiled import call
 from actnn.saving.context import MIN_BYTES, Saving
 from actnn.saving.records import LOSSLESS, Choice, Policy
-from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
-from actnn.saving.uncompiled import uncompiled
+from actnn.saving.swapping import is_swapped, swap
 
 Model = TypeVar("Model", bound=nn.Module)
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
-
-class Root(Swapped):
-    """A compressed model: its forward runs inside its Saving."""
-
-    actnn: Saving
-
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Run the model's own forward; what autograd saves goes through the Saving."""
-        run = super().forward  # type: ignore[misc]
-        tracing = torch._C._get_tracing_state() is not None  # torch.jit.trace
-        if not torch.is_grad_enabled() or tracing or transformed():
-            return call(run, arguments, named)
-        if getattr(self, "_is_replica", False):
-            raise ActNNError(
-                "Expected a compressed model itself, or DistributedDataParallel around it, got a "
-                "replica that torch.nn.DataParallel has made; its weights are copies"
-            )
-        saving = self.actnn
-        if saving.model is not cast(nn.Module, self):  # a copy of a compressed model
-            saving.bind(cast(nn.Module, self))
-        with saving:
-            saving.add_inputs((arguments, named))
-            return call(run, arguments, named)
-
-    uncompiled(forward, callees=False)
 
 
 def compress(
@@ -60,6 +35,7 @@ def compress(
     min_bytes: int = MIN_BYTES,
     seed: int = 0,
     stochastic: bool = True,
+    dropout: Literal["seed", "torch"] = "seed",
 ) -> Model:
     """Compress what autograd keeps of a model for backward. The forward stays exact.
 
@@ -75,14 +51,23 @@ def compress(
         min_bytes: Smaller tensors are kept.
         seed: Seed of the noise of rounding.
         stochastic: Whether rounding is random, so that its expectation is exact.
+        dropout: 'seed' keeps the seed of a mask instead of the mask, which is then another than
+            PyTorch would draw; 'torch' keeps PyTorch's masks, for the losses of training without
+            actnn at the same seed.
 
     Returns:
         The model.
 
     Raises:
         ActNNError: If an argument is not as described.
+
+    Warns:
+        ActNNWarning: If other models were compressed that share modules with this one, and lose
+            settings; in training, if nothing can be compressed because the model is not called.
     """
     _check_module(model)
+    if dropout not in ("seed", "torch"):
+        raise ActNNError(f"Expected dropout to be 'seed' or 'torch', got {dropout!r}")
     chosen = level_of(level or "L2")
     if not chosen.compress and bits not in (None, LOSSLESS):
         raise ActNNError(f"Expected no bits for level {level!r}, which rounds nothing, got {bits}")
@@ -95,7 +80,9 @@ def compress(
         stochastic=stochastic,
         swap=chosen.swap,
     )
-    uncompress(model)
+    saving.own_masks = dropout == "seed"
+    warn_of_others(model)
+    undo(model)
     _check_model(model)
     for module in model.modules():
         mixin = mixin_for(module) if chosen.compress else None
@@ -107,6 +94,9 @@ def compress(
     saving.set_choices(_choices(model, chosen))
     if chosen.adaptive and saving.bits != LOSSLESS:
         saving.adaptive = Adaptive(model, Sensitivities(saving.bits, per_sample=False), group)
+    add_root(model)
+    if chosen.compress or chosen.swap:
+        model.__dict__["_actnn_watch"] = Watch(model, saving)
     return model
 
 
@@ -152,6 +142,8 @@ def _choices(model: nn.Module, level: Level) -> dict[str | tuple[str, int], Choi
 def uncompress(model: Model) -> Model:
     """Undo `compress`: every module gets its own class again.
 
+    Modules that another compressed model shares keep what that one needs.
+
     Args:
         model: The model; one that is not compressed stays as it is.
 
@@ -160,16 +152,31 @@ def uncompress(model: Model) -> Model:
 
     Raises:
         ActNNError: If another wrapper has changed the class of a module since.
+
+    Warns:
+        ActNNWarning: If modules of it were compressed by themselves, or belong to another
+            compressed model.
     """
     _check_module(model)
-    for module in model.modules():
-        compressed_root = is_swapped(module, Root)
-        swap_back(module)
-        if compressed_root:
-            saving = cast(Saving, module.actnn)
-            if saving.adaptive is not None:
-                saving.adaptive.detach()
-            del module.actnn
+    inside = roots_inside(model)
+    if is_swapped(model, Root) and inside:
+        warnings.warn(
+            f"uncompress() of {type(model).__name__} also undoes the compression of "
+            f"{listed(inside)}, which was compressed by itself",
+            ActNNWarning,
+            stacklevel=2,
+        )
+    elif not is_swapped(model, Root) and not inside:
+        for other, shared in roots_around(model).items():
+            warnings.warn(
+                f"Expected a compressed model, got a {type(model).__name__} that has modules of "
+                f"one: {listed(shared)} of a compressed {type(other).__name__}. They stay as they "
+                "are; uncompress that model",
+                ActNNWarning,
+                stacklevel=2,
+            )
+        return model
+    undo(model)
     return model
 
 

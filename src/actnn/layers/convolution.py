@@ -18,6 +18,7 @@ from actnn.saving.swapping import Swapped
 
 _backward = torch.ops.aten.convolution_backward.default
 LARGE, PART = 1 << 29, 1 << 28  # bytes of an input, and of a part of it
+SMALL = 1 << 26  # bytes of an input on a GPU that matter less than the time to launch two kernels
 
 
 class _Convolution(Function):
@@ -134,6 +135,7 @@ class Convolution(Swapped):
             or isinstance(self.padding, str)
             or self.padding_mode != "zeros"
             or torch.is_autocast_enabled(x.device.type)
+            or (x.is_cuda and x.nbytes < SMALL)
         ):
             return super().forward(x)  # type: ignore[misc, no-any-return]
         weight = self.weight  # once: a parametrization computes it

@@ -79,6 +79,7 @@ class SeededDropout(Swapped):
         step = step_for(x)
         if (
             step is None
+            or not step.saving.own_masks
             or not self.training
             or not 0 < self.p < 1
             or not is_dense(x)

@@ -134,6 +134,7 @@ class RecomputedGRU(Swapped):
             or not any(tensor.requires_grad for tensor in (data, *weights))
             or data.nbytes < step.saving.min_bytes
             or (self.dropout and not (self.dropout < 1 and can_regenerate(data)))
+            or (self.dropout and self.training and not step.saving.own_masks)
             or data.dim() not in (2, 3)
             or (hx is not None and hx.dim() != (2 if data.dim() == 2 and not packed else 3))
         ):  # too small, or an error that torch explains

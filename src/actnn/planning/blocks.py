@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from actnn.layers.compress import Root
+from actnn.layers.root import Root
 from actnn.planning.units import Unit
 from actnn.saving import Choice, Saving, TensorInfo
 from actnn.saving.active import ACTIVE, active_step, pack_in_step
@@ -84,6 +84,9 @@ class CompiledBlock(Swapped):
 
     _actnn_compiled: _Compiled
 
+    def _actnn_effect(self) -> str:
+        return "actnn: compiled"
+
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the unit's own forward; its saved tensors are compressed when it has ended."""
         compiled = self._actnn_compiled
@@ -100,8 +103,24 @@ class CompiledBlock(Swapped):
             step.opaque = None
 
 
+class Announced(Swapped):
+    """Goes in front of a unit that the model runs in a checkpoint, where it leaves no records."""
+
+    _actnn_unit: str
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Run the unit's own forward, and say that what is saved next belongs to the unit."""
+        if ACTIVE.steps:
+            step = ACTIVE.steps[-1][0]
+            step.announced = self._actnn_unit, len(step.records)
+        return super().forward(*arguments, **named)  # type: ignore[misc]
+
+
 class Unhooked(Swapped):
     """Goes in front of a compressed model whose plan holds no codes: no hooks are installed."""
+
+    def _actnn_effect(self) -> str:
+        return "actnn: no codes"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the model's own forward."""
@@ -110,6 +129,9 @@ class Unhooked(Swapped):
 
 class Checkpointed(Swapped):
     """Goes in front of a unit of such a model: torch.utils.checkpoint, and nothing else."""
+
+    def _actnn_effect(self) -> str:
+        return "actnn: recomputed in backward"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the unit's own forward, again in backward."""
@@ -182,11 +204,13 @@ def _select_compiled(module: nn.Module, choice: BlockChoice, selected: bool) -> 
 def _as_before(_: TensorInfo) -> Choice:
     """A policy: the choice for the unit that ran last."""
     step = ACTIVE.steps[-1][0]
-    for index in range(len(step.records) - 1, step.kept_until - 1, -1):
+    unit, first = step.announced
+    for index in range(len(step.records) - 1, max(step.kept_until, first) - 1, -1):
         found = step.saving.choice_of(step.records[index].module)
         if found is not None:
             return found
-    return Choice("keep")
+    announced = None if step.kept_until > first else step.saving.choice_of(unit)
+    return announced or Choice("keep")
 
 
 def as_run(units: list[Unit], choices: Sequence[BlockChoice]) -> tuple[BlockChoice, ...]:
@@ -222,6 +246,11 @@ def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> 
             swap(unit.module, Checkpointed)
         else:
             swap_back(unit.module, Checkpointed)
+        if unit.checkpointed and not plain:
+            vars(unit.module)["_actnn_unit"] = unit.path
+            swap(unit.module, Announced)
+        else:
+            swap_back(unit.module, Announced)
         if not plain:
             saved["" if choice.whole else unit.path] = Choice(choice.action, choice.bits)
         _select_compiled(unit.module, choice, not choice.whole)
@@ -229,7 +258,7 @@ def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> 
     saving.set_choices(saved)
     saving.policy = _as_before
     if plain:
-        saving.records = []
+        saving.records, saving.started = [], True
         swap(model, Unhooked)
     else:
         swap_back(model, Unhooked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,21 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeCopyMode,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from actnn._errors import ActNNError
 from actnn.codec import bytes_of
 from actnn.planning.sizes import format_bytes
-from actnn.planning.training_step import Loss, TrainingStep
+from actnn.planning.training_step import Loss, TrainingStep, leaves_of, mapped
 from actnn.planning.units import Unit, find_units
 from actnn.saving import Saving
 from actnn.saving.context import MIN_BYTES
@@ -33,7 +28,6 @@ from actnn.saving.dense import whole_of
 from actnn.saving.exclusions import (
     RELU,
     alive_anyway,
-    known_storages,
     least_bits,
     op_of,
     reason_to_keep,
@@ -107,10 +101,14 @@ class _Collector:
     """Adds up what autograd saves, each storage once, by unit."""
 
     def __init__(self, model: nn.Module, example: Any, units: list[Unit], bits: Sequence[int]):
-        self._known = known_storages(model)
-        for leaf in tree_leaves(example):
-            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-                self._known[leaf.untyped_storage()._cdata] = "input"
+        alive = {"input": leaves_of(example), "buffer": model.buffers()}
+        alive["parameter"] = model.parameters()
+        self._known = {
+            tensor.untyped_storage()._cdata: reason
+            for reason, tensors in alive.items()
+            for tensor in tensors
+            if isinstance(tensor, Tensor) and tensor.layout is torch.strided
+        }
         self._bits = bits
         self._units = units
         self._now = ""
@@ -197,8 +195,8 @@ def _held(tensor: Tensor, whole: Tensor, bits: int, exact: int) -> int:
     """Bytes of the codes of a tensor that may be compressed, held as a whole; else as it is."""
     n, op = whole.numel(), op_of(tensor)
     nbytes = n * whole.element_size()
-    if nbytes < MIN_BYTES:
-        return exact
+    if nbytes < MIN_BYTES:  # a small part of a storage is copied, so that the rest is free
+        return nbytes if 0 < 2 * nbytes < tensor.untyped_storage().nbytes() else exact
     codes = bytes_of(n, max(bits, least_bits(tensor, op)))
     return min(nbytes, codes + (-(-n // 8) if op == RELU else 0))
 
@@ -209,8 +207,9 @@ def estimate(
     """Say what each choice would hold for backward: exact, some bits, recompute, offload.
 
     The forward runs on tensors without data, so that no memory is needed and nothing changes. A
-    model whose forward depends on values, or that has an `nn.LSTM` or on a GPU another recurrent
-    network of PyTorch, is run in earnest.
+    model for which that fails is run in earnest: one whose forward depends on values, that has an
+    `nn.LSTM` or on a GPU another recurrent network of PyTorch, or an operator whose version for
+    such tensors is wrong.
 
     Args:
         model: The model in training mode.
@@ -223,7 +222,8 @@ def estimate(
         The estimate: print it for a table of bytes by block.
 
     Raises:
-        ActNNError: If the model is compressed already, or an argument is not as described.
+        ActNNError: If the model is compressed already, an argument is not as described, or a
+            model that is run in earnest does not fit the memory.
     """
     if not isinstance(bits, Sequence) or isinstance(bits, str):
         raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")
@@ -232,8 +232,9 @@ def estimate(
     step = TrainingStep(model, example, loss)
     if isinstance(getattr(model, "actnn", None), Saving):
         raise ActNNError("Expected a model that is not compressed, got one; call uncompress(model)")
+    last = _LastOperator()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             with FakeCopyMode(mode), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a weight that pruning has made has no gradient
                 fake_model = deepcopy(model)
@@ -241,16 +242,51 @@ def estimate(
             def faked(leaf: Any) -> Any:
                 return mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
 
-            fake = TrainingStep(fake_model, tree_map(faked, example), loss)
-            return _estimated(fake, bits)
-    except (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedOperatorException,
-        _UnknownSizeError,
-    ):
+            fake = TrainingStep(fake_model, mapped(faked, example), loss)
+            with last:
+                return _estimated(fake, bits)
+    except ActNNError:
+        raise
+    except Exception as error:
+        failure = error
+    try:
         with step.isolated():
             return _estimated(step, bits)
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise ActNNError(
+            f"Expected {last.name} to run on tensors without data, got {type(failure).__name__} "
+            "in it, and no memory to run the model in earnest; give a part of the batch, or use "
+            "report(model, step=) with a step that fits"
+        ) from failure
+
+
+class _LastOperator(TorchDispatchMode):
+    """Knows the operator that ran last."""
+
+    name = "the model"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.name = str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let PyTorch not write about an operator that fails on tensors without data."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def _estimated(step: TrainingStep, bits: Sequence[int]) -> Estimate:

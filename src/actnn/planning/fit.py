@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -14,8 +15,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from actnn._errors import ActNNError, ActNNWarning
 from actnn.layers.compress import compress, uncompress
 from actnn.planning.blocks import BlockChoice, apply, as_run, compile_units
+from actnn.planning.comparison import KEEP, RECOMPUTE
 from actnn.planning.costs import Costs
-from actnn.planning.measure import KEEP, LEAST, RECOMPUTE, Measurement
+from actnn.planning.measure import LEAST, Measurement
+from actnn.planning.plan import Plan, not_recomputed
+from actnn.planning.progress import Measuring, Report
 from actnn.planning.sizes import format_bytes, parse_bytes
 from actnn.planning.solver import smallest_budget, solve
 from actnn.planning.training_step import Loss, TrainingStep
@@ -27,46 +31,9 @@ MOST_NOISE = 0.1  # of the gradient's squared norm, above which a plan warns
 SLACK = 0.02  # of the budget that may stay unused
 WHOLE_SAVES = 0.2  # of the peak by units, at most, where a model is compiled as one
 FUSED = (4,)  # bits of codes that compiled blocks may compute themselves: each is compiled
+INPUT_BITS = (4, 5, 6, 7, 8)  # that inputs of recomputed blocks may have
 MEMORY_SHARES = (0.5, 0.2)  # of what a compiled block would hold
 Choices: TypeAlias = tuple[BlockChoice, ...]  # one for each unit
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A choice for each unit of a model, and what it costs.
-
-    Attributes:
-        choices: Path of a unit -> its choice, in order of the forward.
-        budget: Bytes that the step may use at its peak.
-        predicted_peak: Peak in bytes by the model of costs.
-        peak: Peak in bytes of a real step.
-        predicted_seconds: Seconds of a step, forward and backward, by the model of costs.
-        seconds: Seconds of a real step: the lower quartile of some.
-        noise: Variance that compression adds to the gradient, relative to its squared norm.
-    """
-
-    choices: dict[str, BlockChoice]
-    budget: int
-    predicted_peak: int
-    peak: int
-    predicted_seconds: float
-    seconds: float
-    noise: float
-
-    def __str__(self) -> str:
-        width = max(map(len, self.choices))
-        lines = [f"{path:<{width}}  {each}" for path, each in self.choices.items()]
-        if all(each.whole for each in self.choices.values()):
-            lines = [f"the model  {next(iter(self.choices.values()))}"]
-        return "\n".join(
-            [
-                *lines,
-                f"peak {format_bytes(self.peak)} of {format_bytes(self.budget)} "
-                f"(predicted {format_bytes(self.predicted_peak)}), "
-                f"{self.seconds * 1e3:.1f} ms a step (predicted "
-                f"{self.predicted_seconds * 1e3:.1f} ms), gradient noise {self.noise:.1e}",
-            ]
-        )
 
 
 def fit(
@@ -80,6 +47,8 @@ def fit(
     noise_price: float = 1.0,
     compile: bool = False,
     seed: int = 0,
+    progress: Report | None = None,
+    max_seconds: float | None = None,
 ) -> Plan:
     """Change a model so that its training step stays within a memory budget, at the least cost.
 
@@ -103,6 +72,11 @@ def fit(
         noise_price: Relative time that is as bad as a gradient variance of its squared norm.
         compile: Compile by torch.compile, too: block by block, or the model as one.
         seed: Seed of the noise of rounding.
+        progress: Called before each measurement with (how many are done, how many there may be,
+            what comes and how long all may take). None draws a bar if standard error is a
+            terminal.
+        max_seconds: After this time, the best plan of those measured by then is taken. What any
+            plan needs is measured nevertheless. Compiling is not interrupted.
 
     Returns:
         The plan, which is in effect.
@@ -111,7 +85,16 @@ def fit(
         ActNNError: If no plan fits; the message has the smallest budget for which there is one.
     """
     _limits(budget, reserve, noise_price)  # errors come before the measurement
-    planner = Planner(model, example, loss=loss, bits=bits, compile=compile, seed=seed)
+    planner = Planner(
+        model,
+        example,
+        loss=loss,
+        bits=bits,
+        compile=compile,
+        seed=seed,
+        progress=progress,
+        max_seconds=max_seconds,
+    )
     return planner.plan(budget, reserve=reserve, noise_price=noise_price)
 
 
@@ -131,9 +114,12 @@ class Planner:
         bits: Sequence[int] = (8, 4, 2),
         compile: bool = False,
         seed: int = 0,
+        progress: Report | None = None,
+        max_seconds: float | None = None,
     ) -> None:
         if not isinstance(bits, Sequence) or isinstance(bits, str):
             raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")
+        self._progress = Measuring(progress, max_seconds)
         step = TrainingStep(model, example, loss)
         units = find_units(model)
         self._model, self._seed, self._compile = model, seed, compile
@@ -141,15 +127,19 @@ class Planner:
         self._peaks: dict[Choices, int] = {}
         self._seconds: dict[Choices, float] = {}
         self._noises: dict[Choices, float] = {}
+        self._right: dict[BlockChoice, bool] = {}
         saving: Any = compress(model, seed=seed).actnn
         try:
             self._units = _in_order(units, step, saving)
             self._measurement = Measurement(step, self._units, self._apply)
-            self.costs = self._measurement.costs(_candidates(step.device, bits, compile))
+            candidates = _candidates(step.device, bits, compile)
             self._whole = _compiled_as_one(bits) if compile else []
+            self._progress.begin(2 * len(candidates) + len(self._whole) + 3 * ROUNDS)
+            self.costs = self._measurement.costs(candidates, self._progress)
             plain = {choice: self.costs.of[choice] for choice in (KEEP, RECOMPUTE)}
             self._plain_costs = replace(self.costs, of=plain)
         except BaseException:
+            self._progress.end()
             uncompress(model)
             raise
 
@@ -174,6 +164,8 @@ class Planner:
         """
         try:
             limit, room = _limits(budget, reserve, noise_price)
+            self._progress.begin(0)
+            self._late: list[str] = []
             self._try(room, noise_price)
             fitting = [plan for plan, peak in self._peaks.items() if peak <= room]
             if not fitting:
@@ -182,10 +174,12 @@ class Planner:
                     f"Expected budget to be at least {needed} bytes ({format_bytes(needed)}), got "
                     f"{limit} ({format_bytes(limit)}); a smaller batch needs less"
                 )
+            best = self._best(fitting, noise_price)
         except BaseException:
             uncompress(self._model)
             raise
-        best = min(fitting, key=lambda plan: self._cost(plan, noise_price))
+        finally:
+            self._progress.end()
         self._measurement.apply(best)
         noise = self._noise(best)
         if noise > MOST_NOISE:
@@ -203,6 +197,7 @@ class Planner:
             predicted_seconds=self._predicted_seconds(best),
             seconds=self._seconds[best],
             noise=noise,
+            notes=(*not_recomputed(self._units), *self._measurement.notes, *self._late),
         )
 
     def _try(self, room: int, noise_price: float) -> None:
@@ -212,8 +207,13 @@ class Planner:
         plans with the smallest peaks.
         """
         for choice in (*self.costs.of, *self._whole):
-            by_unit = (replace(choice, whole=False),) * len(self._units)
-            if self.costs.peak(by_unit) * (1 - WHOLE_SAVES * choice.whole) <= room:
+            if self._progress.is_over:
+                break
+            by_unit = replace(choice, whole=False)
+            by_unit = by_unit if by_unit in self.costs.of else KEEP
+            peak = self.costs.peak((by_unit,) * len(self._units))
+            fits = peak * (1 - WHOLE_SAVES * choice.whole) <= room
+            if fits and self._is_right(choice):
                 self._peak_of(as_run(self._units, (choice,) * len(self._units)), room)
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
@@ -222,6 +222,14 @@ class Planner:
                 smallest = solve(_by_bytes(costs), smallest_budget(costs), 0.0)
                 assert smallest is not None
                 self._peak_of(as_run(self._units, smallest), room)
+
+    def _is_right(self, choice: BlockChoice) -> bool:
+        """Whether a model that is compiled as one has the gradient of the one that keeps all."""
+        if not choice.whole or choice.memory == 1.0:
+            return True
+        if choice not in self._right:
+            self._right[choice] = self._measurement.is_right(choice)
+        return self._right[choice]
 
     def _search(self, costs: Costs[BlockChoice], room: int, noise_price: float) -> None:
         """Solve for a plan, measure its real peak, and correct the target by the difference."""
@@ -234,10 +242,27 @@ class Planner:
             if found in tried:
                 break
             tried.add(found)
+            if self._progress.is_over and any(each <= room for each in self._peaks.values()):
+                break
             peak = self._peak_of(found, room)
             if room * (1 - SLACK) <= peak <= room:
                 break
             target = room - (peak - costs.peak(found))
+
+    def _best(self, fitting: list[Choices], noise_price: float) -> Choices:
+        """The plan of least measured cost; if the time is over, of those that were measured."""
+        best, least = fitting[0], math.inf
+        # Most memory first: such plans are fast.
+        for plan in sorted(fitting, key=lambda each: -self._peaks[each]):
+            if plan not in self._seconds:
+                if self._progress.is_over and least < math.inf:
+                    self._late = ["max_seconds are over: not all plans that fit were timed"]
+                    break
+                self._progress.next("timing a plan that fits")
+            cost = self._cost(plan, noise_price)
+            if cost < least:
+                best, least = plan, cost
+        return best
 
     def _cost(self, plan: Choices, noise_price: float) -> float:
         """Measured time and noise of a plan that fits."""
@@ -261,6 +286,8 @@ class Planner:
     def _peak_of(self, plan: Choices, room: int) -> int:
         """The real peak of a plan, measured once; twice the room if the device is too small."""
         if plan not in self._peaks:
+            kinds = set(map(str, plan))
+            self._progress.next(kinds.pop() if len(kinds) == 1 else "a solution")
             try:
                 self._peaks[plan] = self._measurement.peak(plan)
             except torch.OutOfMemoryError:
@@ -319,11 +346,10 @@ def _in_order(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Uni
 
 
 def _candidates(device: torch.device, bits: Sequence[int], compile: bool) -> list[BlockChoice]:
-    """What is measured for every unit."""
-    candidates = [KEEP, BlockChoice("compress", 32)]
+    """What is measured for every unit; the first two are in any case."""
+    candidates = [KEEP, RECOMPUTE, BlockChoice("compress", 32)]
     candidates += [BlockChoice("compress", each) for each in bits]
-    candidates.append(RECOMPUTE)
-    candidates += [BlockChoice("recompute", each) for each in bits if each >= 8]
+    candidates += [BlockChoice("recompute", each) for each in bits if each in INPUT_BITS]
     if compile:
         candidates += [BlockChoice("keep", memory=share) for share in MEMORY_SHARES]
         candidates += [BlockChoice("compress", each, fused=True) for each in bits if each in FUSED]

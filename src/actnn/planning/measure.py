@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from actnn._errors import ActNNError
 from actnn.planning.blocks import BlockChoice
+from actnn.planning.comparison import (
+    KEEP,
+    LOSSLESS,
+    RECOMPUTE,
+    SHARES,
+    Apply,
+    Comparison,
+    exact_form,
+    too_large,
+)
 from actnn.planning.costs import Costs, UnitCosts, UnitMemory, typical, unit_memory, unit_seconds
 from actnn.planning.meter import meter_for
+from actnn.planning.progress import Measuring
 from actnn.planning.timeline import Timeline, record, record_times
 from actnn.planning.training_step import TrainingStep
 from actnn.planning.units import Unit
+from actnn.planning.verify import limit_of, mark_unrepeatable, text_of
 
-SHARES = (1, 2, 4, 8, 16)  # parts of the batch, for choices that do not fit
 LEAST = 1.002  # seconds of a choice that saves memory, as a share of those of keeping all
-KEEP, RECOMPUTE = BlockChoice("keep"), BlockChoice("recompute")
-Apply = Callable[[Sequence[BlockChoice]], None]
 
 
 def is_exact(choice: BlockChoice) -> bool:
@@ -39,20 +45,50 @@ class Measurement:
 
     Attributes:
         apply: As above.
+        notes: What is left out, and why.
+        compare: Compares the gradients of choices.
     """
 
     def __init__(self, step: TrainingStep, units: list[Unit], apply: Apply) -> None:
         self._step, self._units, self.apply = step, units, apply
+        self.notes: list[str] = []
         self._repeats = 3 if step.device.type == "cpu" else 7
-        # For each share of the batch: gradients, on the host, and the sum of their squares.
-        self._exact: dict[int, tuple[dict[str, Tensor], float]] = {}
+        self.compare = Comparison(step, units, apply)
+        self._same_masks = True  # whether all choices draw the same random numbers
+        self._share = 1  # of the batch, for which noise was measured
+        self._again = 0.0  # the difference between two equal steps
         self._base = 0
         self._loss = 0.0
         self._other = np.inf
 
-    def costs(self, choices: Sequence[BlockChoice]) -> Costs[BlockChoice]:
-        """Measure every choice, for all units at a time."""
-        of = {choice: self._measured(choice) for choice in choices}
+    def costs(
+        self, choices: Sequence[BlockChoice], progress: Measuring | None = None
+    ) -> Costs[BlockChoice]:
+        """Measure every choice, for all units at a time.
+
+        Units are marked that cannot be recomputed, and choices without noise whose gradient is not
+        that of keeping all are left out.
+
+        Args:
+            choices: The choices; the first two are always measured.
+            progress: Is told what is measured, and ends it.
+        """
+        progress = Measuring(None, None) if progress is None else progress
+        progress.next("comparing recomputation with keeping all")
+        units = len(self._units)
+        keep_all = [KEEP] * units
+        self._again = mark_unrepeatable(self._units, lambda plan: self.compare(plan, keep_all))
+        masks = self.compare([LOSSLESS] * units, keep_all)
+        self._same_masks = masks.total <= limit_of(self._again)
+        of: dict[BlockChoice, UnitCosts] = {}
+        for index, choice in enumerate(choices):
+            if index > 1 and progress.is_over:
+                left = ", ".join(f"'{each}'" for each in choices[index:])
+                self.notes.append(f"max_seconds are over: not measured: {left}")
+                break
+            progress.next(f"each block: {choice}")
+            if self.is_right(choice):
+                of[choice] = self._measured(choice)
         keep = of.get(KEEP)
         for choice, each in of.items():
             if keep is not None and choice.memory == 1.0:
@@ -83,9 +119,25 @@ class Measurement:
         """Variance that a choice for each unit adds to the gradient, as a share of its square."""
         if all(map(is_exact, choices)):
             return 0.0
-        share = min(self._exact, default=1)
-        step = self._step if share == 1 else self._step.shrunk(share)
-        return self._noise_of(step, share, choices)[0]
+        return self.compare(choices, self._exact_of(choices), self._share).total
+
+    def is_right(self, choice: BlockChoice) -> bool:
+        """Whether a choice without noise has the exact gradient; a note says why not."""
+        exact = exact_form(choice)
+        if not is_exact(choice) or choice in (exact, RECOMPUTE):
+            return True
+        units = len(self._units)
+        total, _, error = self.compare([choice] * units, [exact] * units)
+        right = total <= limit_of(self._again)
+        if not right:
+            self.notes.append(f"'{choice}' is left out: {text_of(total, error)}")
+        return right
+
+    def _exact_of(self, choices: Sequence[BlockChoice]) -> list[BlockChoice]:
+        """The choices to compare with. If no mask differs, these are the same for all."""
+        if self._same_masks and not choices[0].whole:
+            return [KEEP] * len(choices)
+        return [exact_form(choice) for choice in choices]
 
     def _memory(self, step: TrainingStep, units: list[Unit]) -> Timeline:
         with meter_for(step.device, step.known()) as meter:
@@ -99,16 +151,15 @@ class Measurement:
             except torch.OutOfMemoryError:
                 pass
             torch.cuda.empty_cache()  # here the error no longer holds tensors
-        raise ActNNError(
-            f"Expected a sixteenth of the example to fit the memory, got an error with "
-            f"{choice}; make the example smaller"
-        )
+        raise too_large(choice)
 
     def _measured_at(self, choice: BlockChoice, share: int) -> UnitCosts:
         step = self._step if share == 1 else self._step.shrunk(share)
         noise = np.zeros(len(self._units))
         if not is_exact(choice):
-            noise = self._noise_of(step, share, [choice] * len(self._units))[1]
+            plan = [choice] * len(self._units)
+            noise = self.compare(plan, self._exact_of(plan), share).by_unit
+            self._share = max(self._share, share)
         record_times([], step, 0)  # Compilers and libraries choose their kernels.
         with step.isolated():
             memory = unit_memory(self._memory(step, self._units), len(self._units))
@@ -129,43 +180,3 @@ class Measurement:
         self._base = max(self._base, memory.base)
         self._loss = max(self._loss, memory.loss)
         self._other = min(self._other, other)
-
-    def _noise_of(
-        self, step: TrainingStep, share: int, choices: Sequence[BlockChoice]
-    ) -> tuple[float, np.ndarray]:
-        """Squared difference from the exact gradient, over its squared norm: in all, by unit."""
-        if share not in self._exact:
-            self.apply([RECOMPUTE] * len(self._units))
-            with _gradients(step) as gradients:
-                on_host = {name: each.cpu() for name, each in gradients.items()}
-                self._exact[share] = on_host, sum(map(_energy, gradients.values()))
-        self.apply(choices)
-        exact, total = self._exact[share]
-        with _gradients(step) as noisy:
-            noise = {
-                name: _energy(each - exact[name].to(each.device)) / max(total, 1e-300)
-                for name, each in noisy.items()
-                if name in exact
-            }
-        by_unit = np.zeros(len(self._units))
-        for index, unit in enumerate(self._units):
-            for name, _ in unit.module.named_parameters():
-                by_unit[index] += noise.get(f"{unit.path}.{name}", 0.0)
-        both = np.nan_to_num([sum(noise.values()), *by_unit], nan=np.inf)
-        return float(both[0]), both[1:]
-
-
-@contextmanager
-def _gradients(step: TrainingStep) -> Iterator[dict[str, Tensor]]:
-    with step.isolated():
-        step.loss().backward()
-        parameters = step.model.named_parameters()
-        yield {name: each.grad for name, each in parameters if each.grad is not None}
-
-
-def _energy(x: Tensor) -> float:
-    """Sum of the squares of all elements, real or complex."""
-    if x.is_sparse:
-        x = x.coalesce().values()
-    wide = torch.complex128 if x.is_complex() else torch.float64
-    return float(torch.linalg.vector_norm(x, dtype=wide).square())

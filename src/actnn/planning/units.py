@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from actnn._errors import ActNNError
+from actnn.saving.active import in_checkpoint
+from actnn.saving.arguments import Watched
 from actnn.saving.held import counter_of
 from actnn.saving.recompute import buffer_versions
 
@@ -25,13 +27,14 @@ class Unit:
     Attributes:
         path: Its name in the model.
         module: The module.
-        once: Whether its forward cannot run again, because its input is changed in place, by it or
-            later, or its forward changes buffers that its result depends on.
+        once: Why its forward cannot run again; '' if it can.
+        checkpointed: Whether the model runs it in torch.utils.checkpoint, without reentry.
     """
 
     path: str
     module: nn.Module
-    once: bool = False
+    once: str = ""
+    checkpointed: bool = False
 
     @property
     def composite(self) -> bool:
@@ -114,28 +117,51 @@ def units_that_run(units: list[Unit], forward: Callable[[], object]) -> list[Uni
         forward: Runs the model once.
     """
     inputs: dict[int, list[tuple[Tensor, int]]] = {}
+    watched: dict[int, list[Watched]] = {}
+    changed: dict[int, str] = {}
+    checkpointed: set[int] = set()
     buffers = [buffer_versions(unit.module) for unit in units]
 
     def enter(index: int, module: nn.Module, args: Any, named: Any) -> None:
         leaves = [leaf for leaf in tree_leaves((args, named)) if type(leaf) is Tensor]
         inputs.setdefault(index, []).extend((counter_of(x), x._version) for x in leaves)
+        watched.setdefault(index, []).append(Watched(args, named))
+        if in_checkpoint():
+            checkpointed.add(index)
 
-    handles = [
-        unit.module.register_forward_pre_hook(partial(enter, index), with_kwargs=True)
-        for index, unit in enumerate(units)
-    ]
+    def leave(index: int, module: nn.Module, args: Any, named: Any, output: Any) -> None:
+        found = watched[index].pop().changed()
+        if found:
+            changed.setdefault(index, found)
+
+    handles = []
+    for index, unit in enumerate(units):
+        register = unit.module.register_forward_hook
+        handles.append(
+            unit.module.register_forward_pre_hook(partial(enter, index), with_kwargs=True)
+        )
+        handles.append(register(partial(leave, index), with_kwargs=True))
     try:
         forward()
     finally:
         for handle in handles:
             handle.remove()
+
+    def once(index: int) -> str:
+        if any(x._version != version for x, version in inputs[index]):
+            return "its input is changed in place"
+        if buffers[index] != buffer_versions(units[index].module):
+            return "its forward changes buffers on which its result depends"
+        if index in changed:
+            return (
+                f"its forward changes its argument {changed[index]!r} (a cache for generation can "
+                "be switched off: use_cache=False)"
+            )
+        return ""
+
     return [
-        replace(
-            units[index],
-            once=any(x._version != version for x, version in found)
-            or buffers[index] != buffer_versions(units[index].module),
-        )
-        for index, found in inputs.items()
+        replace(units[index], once=once(index), checkpointed=index in checkpointed)
+        for index in inputs
     ]
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import checkpoint
 
-from actnn.saving.held import Held, View
+from actnn.saving import _native
 from actnn.saving.step import Step
 from actnn.saving.uncompiled import uncompiled
 
@@ -20,15 +21,24 @@ class _Active(threading.local):
     def __init__(self) -> None:
         self.steps: list[tuple[Step, saved_tensors_hooks | None]] = []
 
+    def begin(self, step: Step, hooks: saved_tensors_hooks | None) -> None:
+        """Begin the forward of a step."""
+        self.steps.append((step, hooks))
+        _native.begin(step)
+
+    def end(self) -> tuple[Step, saved_tensors_hooks | None]:
+        """End the forward of the innermost step, and return it."""
+        _native.end()
+        return self.steps.pop()
+
 
 ACTIVE = _Active()
 _transforms = torch._C._functorch.peek_interpreter_stack
 _innermost_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
-def pack_in_step(tensor: torch.Tensor) -> Held | View:
-    """Pack a tensor in the step whose forward is running."""
-    return ACTIVE.steps[-1][0].pack(tensor)
+pack_in_step = _native.pack
+"""Packs a tensor in the step whose forward is running."""
 
 
 def active_step() -> Step | None:
@@ -45,6 +55,13 @@ def active_step() -> Step | None:
         if hooks is None or hooks[0] is not step.saving.hooks.pack:
             return None
     return step
+
+
+def in_checkpoint() -> bool:
+    """Whether torch.utils.checkpoint sees what is saved now."""
+    hooks = None if _innermost_hooks is None else _innermost_hooks(False)
+    code = None if hooks is None else getattr(hooks[0], "__code__", None)
+    return code is not None and code.co_filename == checkpoint.__file__
 
 
 def step_for(x: torch.Tensor) -> Step | None:

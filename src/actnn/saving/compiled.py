@@ -10,18 +10,19 @@ import math
 import operator
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn.utils.parametrize import ParametrizationList
 
-from actnn.codec import executors, ops
+from actnn.codec import UNBOUNDED, Bounds, executors, ops
+from actnn.saving import _native
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
-from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
+from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS, bounds_of
 from actnn.saving.graph_order import arrange, is_compared, is_read, traced_node
 from actnn.saving.graph_views import made_by, readers_of, source_of
 from actnn.saving.records import LOSSLESS, TensorInfo
@@ -38,6 +39,12 @@ _NONLINEAR = {
     _aten.exp.default,
     _aten.sqrt.default,
     _aten.rsqrt.default,
+}
+_BOUNDS: dict[Any, Bounds] = {
+    _aten.sigmoid.default: bounds_of("SigmoidBackward0", torch.float32),
+    _aten.tanh.default: bounds_of("TanhBackward0", torch.float32),
+    _aten._softmax.default: bounds_of("SoftmaxBackward0", torch.float32),
+    _aten._log_softmax.default: bounds_of("LogSoftmaxBackward0", torch.float32),
 }
 
 
@@ -61,15 +68,11 @@ class GraphHooks:
         self._paths = paths
         self._ids = count()
 
-        def pack(_: fx.GraphModule, x: Any) -> Any:
-            plain = type(x) is Tensor or type(x) is nn.Parameter
-            return pack_in_step(x) if plain or traced_node() is None else self._pack(x)
+        def pack(x: Any) -> Any:
+            return pack_in_step(x) if traced_node() is None else self._pack(x)
 
-        def unpack(_: fx.GraphModule, held: Any) -> Any:
-            return _unpack(held) if isinstance(held, (Tensor, tuple)) else held.unpack()
-
-        self.pack = _graph_of(self._pack, pack)
-        self.unpack = _graph_of(_unpack, unpack)
+        self.pack = _graph_of(self._pack, _native.Pack(uncompiled(pack)))
+        self.unpack = _graph_of(_unpack, _native.Unpack(uncompiled(_unpack)))
 
     def _pack(self, x: Any) -> Any:
         """Return a traced tensor as it is held: itself, or a tuple that `_unpack` understands."""
@@ -89,12 +92,16 @@ class GraphHooks:
         flat = ordered.reshape(-1)
         if x.dtype is torch.bool:
             return ("mask", fusible_mask(flat), *layout)
-        bits = self._bits(saving, x, node, size) if x.is_floating_point() else None
+        # whether codes can express float64 is not known here
+        real = x.is_floating_point() and x.dtype is not torch.float64
+        bits = self._bits(saving, x, node, size) if real else None
         if bits is None:
             return x
-        data, params = encode_in_step(flat, bits, saving.group, saving.stochastic)
-        positive = fusible_mask(flat > 0) if made_by(node).target is _RELU else None
-        return ("codes", data, params, positive, bits, saving.group, x.dtype, *layout)
+        target = made_by(node).target
+        bounds = _BOUNDS.get(target, UNBOUNDED)
+        data, params = encode_in_step(flat, bits, saving.group, saving.stochastic, bounds)
+        positive = fusible_mask(flat > 0) if target is _RELU else None
+        return ("codes", data, params, positive, bits, saving.group, x.dtype, bounds, *layout)
 
     def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
         made = made_by(node)
@@ -123,9 +130,7 @@ class GraphHooks:
         return ""
 
 
-def _graph_of(
-    traced: Callable[[Any], Any], run: Callable[[fx.GraphModule, Any], Any]
-) -> fx.GraphModule:
+def _graph_of(traced: Callable[[Any], Any], run: Callable[[Any], Any]) -> fx.GraphModule:
     """Return a hook as a graph.
 
     Args:
@@ -140,7 +145,7 @@ def _graph_of(
     graph.output(graph.call_function(actnn_hook, (graph.placeholder("saved"),)))
     module = fx.GraphModule({}, graph)
     # Each GraphModule has a class of its own. Its own __call__ would cost as much as the hook.
-    type(module).__call__ = uncompiled(run)  # type: ignore[method-assign]
+    type(module).__call__ = staticmethod(run)  # type: ignore[method-assign]
     return module
 
 
@@ -155,8 +160,8 @@ def _unpack(held: Any) -> Any:
     n = math.prod(shape)
     if kind == "mask":
         return unpack_flat(rest[0])[:n].view(shape).permute(places)
-    data, params, positive, bits, group, dtype = rest
-    flat = ops.decode(data, params, bits, group, n, dtype)
+    data, params, positive, bits, group, dtype, bounds = rest
+    flat = ops.decode(data, params, bits, group, n, dtype, bounds)
     if positive is not None:
         inside = unpack_flat(positive)[:n]
         flat = torch.where(inside, flat.clamp(min=torch.finfo(dtype).tiny), 0)
@@ -185,20 +190,22 @@ def _is_statistic(node: fx.Node, x: Tensor) -> bool:
     return x.dim() == 0 or x.shape[-1] == 1 or (attention and bool(node.args[1]))
 
 
-def _encode_in_step(x: Tensor, bits: int, group: int, stochastic: bool) -> tuple[Tensor, Tensor]:
+def _encode_in_step(
+    x: Tensor, bits: int, group: int, stochastic: bool, bounds: Sequence[float]
+) -> tuple[Tensor, Tensor]:
     state, tensor = ACTIVE.steps[-1][0].key(x.device)
-    return executors.encode_flat(x, bits, state, tensor, group, stochastic)
+    return executors.encode_flat(x, bits, state, tensor, group, stochastic, ops.bounds_of(bounds))
 
 
 def _fake_encode_in_step(
-    x: Tensor, bits: int, group: int, stochastic: bool
+    x: Tensor, bits: int, group: int, stochastic: bool, bounds: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     return ops.fake_encode(x, bits, group)
 
 
 _LIBRARY = torch.library.Library("actnn", "FRAGMENT")
 _LIBRARY.define(
-    "encode_in_step(Tensor x, int bits, int group, bool stochastic)"
+    "encode_in_step(Tensor x, int bits, int group, bool stochastic, float[2] bounds)"
     " -> (Tensor data, Tensor params)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded),
 )

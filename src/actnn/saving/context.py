@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,10 +14,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actnn._errors import ActNNError
 from actnn.codec.arguments import check_group
+from actnn.saving import _native
 from actnn.saving.active import ACTIVE
 from actnn.saving.adaptive import Adaptive
 from actnn.saving.compiled import GraphHooks
-from actnn.saving.exclusions import add_known, known_storages, tensors_in
+from actnn.saving.exclusions import CHECKPOINT, NONLINEAR_BITS, tensors_in
 from actnn.saving.held import Held
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.noise_states import NoiseStates
@@ -57,9 +58,10 @@ class Saving:
         model: The model whose parameters, buffers and paths are known.
 
     Attributes:
-        records: What the last finished step saved, in order.
         default: The choice for tensors that neither `set_choices` nor the policy names.
         adaptive: Moves bits to the samples and layers that need them; None for equal bits.
+        started: Whether there was a step.
+        own_masks: Whether dropout keeps its seed, and not the mask that PyTorch would draw.
 
     Raises:
         ActNNError: If an argument is not as described.
@@ -91,14 +93,18 @@ class Saving:
         self.bits = checked_bits(bits)
         self.group, self.policy, self.min_bytes = group, policy, min_bytes
         self.stochastic = stochastic
-        self.records: list[Record] = []
+        self._records: Any = ()
+        self.counter = _native.Counter()
         self.adaptive: Adaptive | None = None
+        self.started, self.own_masks = False, True
         self.default = Choice("offload" if swap else "compress", bits)
         self._choices: dict[str | tuple[str, int], Choice] = {}
         self._resolved: dict[str, Choice | None] = {}
         self._noise = NoiseStates(seed)
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         self._paths = ModulePaths(None)
+        self._decisions = _native.Decisions()
+        self._decided_for: tuple[Any, ...] = ()
         self.hooks = GraphHooks(self, self._paths.all)
         self._model: weakref.ref[nn.Module] | None = None
         if model is not None:
@@ -110,19 +116,42 @@ class Saving:
         return None if self._model is None else self._model()
 
     @property
+    def records(self) -> list[Record]:
+        """What the last finished step saved, in order."""
+        return list(self._records)
+
+    @records.setter
+    def records(self, records: Sequence[Record]) -> None:
+        self._records = records
+
+    @property
     def held_bytes(self) -> int:
         """Bytes that are held now for the backward passes to come."""
-        return sum(held.held for held in list(self._held))
+        elsewhere: int = sum(held.held for held in list(self._held))
+        return self.counter.bytes + elsewhere
 
     @property
     def is_uniform(self) -> bool:
         """Whether `default` is the choice for all tensors."""
         return self.policy is None and not self._choices
 
+    @property
+    def decides_by_kind(self) -> bool:
+        """Whether all tensors of one kind that a module saves get the same choice."""
+        return self.policy is None and not any(isinstance(each, tuple) for each in self._choices)
+
+    def _refresh_decisions(self) -> None:
+        """Forget the decisions of earlier steps if the settings have changed."""
+        codec = (self.bits, self.group, self.stochastic)
+        found = (self.default, self.policy, self._choices, self.adaptive, codec)
+        if found != self._decided_for:
+            self._decisions, self._decided_for = _native.Decisions(), found
+
     def bind(self, model: nn.Module) -> None:
         """Take the parameters, buffers and paths of a model; call it again for new modules."""
         self._model = weakref.ref(model)
         self._paths = ModulePaths(model)
+        self._decided_for = ()
         self.hooks = GraphHooks(self, self._paths.all)
 
     def set_choices(self, choices: Mapping[str | tuple[str, int], Choice]) -> None:
@@ -157,13 +186,21 @@ class Saving:
             raise ActNNError("Expected a Saving with a model for 'recompute', got one without")
         self._choices, self._resolved = dict(choices), {}
 
+    def restore_choices(self) -> None:
+        """Put the choices into effect again, after another model has changed shared modules."""
+        self.set_choices(self._choices)
+
     def choice(self, info: TensorInfo) -> Choice:
         """Return what to do with a tensor."""
         found = self.explicit(info)
-        if found is None:
-            found = self.default if self.policy is None else self.policy(info)
+        if found is None and self.policy is not None:
+            found = self.policy(info)
             if not isinstance(found, Choice):
                 raise ActNNError(f"Expected policy to return a Choice, got {found!r} for {info}")
+        elif found is None:
+            found = self.default
+            if info.op == CHECKPOINT and found.bits is not None:  # nobody has named it
+                found = Choice(found.action, max(found.bits, NONLINEAR_BITS))
         if found.action == "recompute":  # what is saved here is an input of the module
             return KEEP if found.bits is None else Choice("compress", found.bits)
         if found.action == "compress" and found.bits is None:
@@ -196,7 +233,7 @@ class Saving:
         return self._noise.on(device)
 
     def watch(self, held: Held) -> None:
-        """Count what is held as long as it exists."""
+        """Count what Python holds as long as it exists."""
         self._held.add(held)
 
     @uncompiled
@@ -205,7 +242,7 @@ class Saving:
         if ACTIVE.steps and ACTIVE.steps[-1][0].saving is self:
             tensors = list(tensors_in(values))
             for tensor in tensors:
-                add_known(ACTIVE.steps[-1][0].known, tensor, "input")
+                ACTIVE.steps[-1][0].add_known(tensor, "input")
             if self.adaptive is not None and tensors and tensors[0].ndim:
                 self.adaptive.samples = tensors[0].shape[0]
 
@@ -213,15 +250,20 @@ class Saving:
     def __enter__(self) -> Saving:
         steps = ACTIVE.steps
         if steps and steps[-1][0].saving is self:  # a model that calls itself: the same step
-            steps.append((steps[-1][0], None))
+            ACTIVE.begin(steps[-1][0], None)
             return self
         self._noise.advance()
+        self.started = True
         if self.adaptive is not None:
             self.adaptive.begin_step(self.model)
-        step = Step(self, known_storages(self.model), self._paths)
+        self._refresh_decisions()
+        step = Step(self, self._paths, self._decisions)
+        model = self.model
+        if model is not None:
+            step.add_module(model)
         hooks = saved_tensors_hooks(self.hooks.pack, self.hooks.unpack)
         hooks.__enter__()
-        steps.append((step, hooks))
+        ACTIVE.begin(step, hooks)
         return self
 
     @uncompiled
@@ -231,19 +273,21 @@ class Saving:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        step, hooks = ACTIVE.steps.pop()
+        step, hooks = ACTIVE.end()
         if hooks is not None:
             hooks.__exit__(kind, error, trace)
-            self.records = step.records
+            self._records = step.records
             step.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings, for copies and files; what a step holds stays here."""
         state = self.__dict__.copy()
-        state.update(_held=None, _paths=None, _model=None, hooks=None, records=[])
+        none = dict.fromkeys(("_held", "_paths", "_model", "hooks", "counter", "_decisions"))
+        state.update(none, _records=(), _decided_for=())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._held, self._paths = weakref.WeakSet(), ModulePaths(None)
+        self.counter, self._decisions = _native.Counter(), _native.Decisions()
         self.hooks = GraphHooks(self, self._paths.all)

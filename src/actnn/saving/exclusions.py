@@ -1,4 +1,7 @@
-"""Which saved tensors are held as they are, and why."""
+"""Which saved tensors are held as they are, and why.
+
+Native code follows `known_storages` and `reason_to_keep` (saving/native/step.cpp).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actnn.codec.codes import UNBOUNDED, Bounds
+from actnn.saving import _native
+
 # Operations that only change the type or the layout. The result for a parameter is a parameter
 # in another form: rounding it would make gradients of inputs inexact.
-_FORMS = frozenset(
+FORMS: frozenset[str] = frozenset(
     name + "Backward0"
     for name in "ToCopy T Transpose Permute View UnsafeView ReshapeAlias Clone Expand "
     "Unsqueeze Squeeze Alias".split()
@@ -21,10 +27,28 @@ _COMPUTED = "computed weight"
 # Their results enter their own derivative more than linearly, so that noise becomes bias.
 _NONLINEAR = frozenset(
     name + "Backward0"
-    for name in "Sigmoid Tanh Softmax LogSoftmax Exp Expm1 Sqrt Rsqrt Reciprocal Pow "
-    "Softplus Elu Logsigmoid Logsumexp Norm LinalgVectorNorm".split()
+    for name in "Sigmoid Tanh Softmax SafeSoftmax MaskedSoftmax LogSoftmax Exp Expm1 "
+    "Sqrt Rsqrt Reciprocal Pow Softplus Elu Logsigmoid Logsumexp Norm LinalgVectorNorm".split()
 )
 NONLINEAR_BITS, ATTENTION_BITS = 8, 4
+# Their results may be infinite, and numbers beside infinities have no code of 1 bit.
+_INFINITE = frozenset(
+    name + "Backward0" for name in "MaskedFill Where Log Log2 Log10 Log1P Logaddexp".split()
+)
+_INFINITE_BITS = 2
+# Functions with a bounded result that enters their own derivative, which is 0 at the bounds.
+_BOUNDS: dict[str, Bounds] = {
+    "SigmoidBackward0": (0.0, 1.0),
+    "SoftmaxBackward0": (0.0, 1.0),
+    "SafeSoftmaxBackward0": (0.0, 1.0),
+    "MaskedSoftmaxBackward0": (0.0, 1.0),
+    "TanhBackward0": (-1.0, 1.0),
+}
+_LOG_SOFTMAX = "LogSoftmaxBackward0"
+# The exponential of numbers below these is 0: of float32, and of float64.
+_VANISHED, _VANISHED_IN_FLOAT64 = -104.0, -746.0
+CHOSEN_BITS = 4  # of an input of a checkpoint, if a choice or a policy names them
+BEYOND = "beyond float32"  # the reason in records for float64 that codes cannot express
 RELU = "ReluBackward0"  # of relu as a function; its backward needs the sign of the result
 CHECKPOINT = "checkpoint"  # as the operation: an input of a block that runs again in backward
 
@@ -81,7 +105,7 @@ def reason_to_keep(tensor: Tensor, known: dict[int, str], storage: int) -> str |
         return kind if base is tensor else f"view of a {kind}"
     if not tensor.is_floating_point():
         return "not floating point"
-    return _weight_reason(base) if tensor.requires_grad else "without gradient"
+    return weight_reason(base) if tensor.requires_grad else "without gradient"
 
 
 def alive_anyway(reason: str) -> bool:
@@ -91,13 +115,14 @@ def alive_anyway(reason: str) -> bool:
 
 def mark_computed(weight: Tensor) -> None:
     """Say that a tensor is a weight that was computed from parameters; so are its copies."""
+    _native.mark_computed()
     for each in (weight, weight._base):
         node: Any = None if each is None else each.grad_fn
         if node is not None:
             node.metadata[_COMPUTED] = True
 
 
-def _weight_reason(tensor: Tensor) -> str | None:
+def weight_reason(tensor: Tensor) -> str | None:
     """Return which kind of weight a tensor is, also in another type or layout; None if none."""
     node: Any = tensor.grad_fn
     for _ in range(_DEPTH):
@@ -105,22 +130,13 @@ def _weight_reason(tensor: Tensor) -> str | None:
             break
         if _COMPUTED in node.metadata:
             return _COMPUTED
-        if node.name() not in _FORMS:
+        if node.name() not in FORMS:
             break
         node = node.next_functions[0][0]
     is_copy = node is not tensor.grad_fn and isinstance(
         getattr(node, "variable", None), nn.Parameter
     )
     return "copy of a parameter" if is_copy else None
-
-
-def is_attribute(tensor: Tensor, module: nn.Module | None) -> bool:
-    """Whether a module holds a tensor, or that of which it is a view, as a plain attribute.
-
-    Pruning, for one, makes a weight before each forward and leaves it in the module.
-    """
-    base = tensor if tensor._base is None else tensor._base
-    return module is not None and id(base) in map(id, vars(module).values())
 
 
 def op_of(tensor: Tensor) -> str:
@@ -134,6 +150,20 @@ def is_attention(op: str) -> bool:
     return op.startswith("ScaledDotProduct")
 
 
+def bounds_of(op: str, dtype: torch.dtype) -> Bounds:
+    """Return what limits the result of an operation; backward sees its elements there exactly.
+
+    A logarithm of a probability below which the exponential is 0 counts as that bound.
+
+    Args:
+        op: Name of the autograd node.
+        dtype: dtype of the result.
+    """
+    if op == _LOG_SOFTMAX:
+        return (_VANISHED_IN_FLOAT64 if dtype == torch.float64 else _VANISHED), 0.0
+    return _BOUNDS.get(op, UNBOUNDED)
+
+
 def least_bits(tensor: Tensor, op: str) -> int:
     """Return the fewest bits at which the noise of a tensor does little harm.
 
@@ -141,9 +171,13 @@ def least_bits(tensor: Tensor, op: str) -> int:
         tensor: The tensor.
         op: Name of the autograd node that made it.
     """
-    if op in _NONLINEAR or op == CHECKPOINT:
+    if op == CHECKPOINT:
+        return CHOSEN_BITS
+    if op in _NONLINEAR:
         return NONLINEAR_BITS
     # Operands of attention: heads are split off by a transposed view (N, H, T, D). The result must
     # match them, or the recomputed probabilities do not sum to 1.
     heads = tensor.dim() == 4 and tensor._base is not None and not tensor.is_contiguous()
-    return ATTENTION_BITS if heads or is_attention(op) else 1
+    if heads or is_attention(op):
+        return ATTENTION_BITS
+    return _INFINITE_BITS if op in _INFINITE else 1

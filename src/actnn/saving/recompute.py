@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.checkpoint import checkpoint
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from actnn._errors import ActNNError
 from actnn.saving.active import ACTIVE, active_step
+from actnn.saving.arguments import Watched
 from actnn.saving.records import Choice
 from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
+
+# The attribute of a module whose first recomputation was right: 'part', or 'whole' if it must not
+# stop early.
+_CHECKED = "_actnn_recomputed"
+_SAMPLE = 4096  # elements of a result that are compared
+_TOLERANCE = 1e-2  # of their norm
+_FILLS_LATE = "RreluWithNoise"  # saves its noise before it has been drawn
+_MOST_NODES = 1000
 
 
 class _Run:
@@ -24,33 +36,104 @@ class _Run:
         module: The module, with the modules in it.
         forward: Its forward.
         places: For each positional argument of the forward, its place in those of a call.
+        check: Whether it is checked that the second run does what the first one did.
 
     Raises:
-        ActNNError: If the forward changes buffers that its result depends on.
+        ActNNError: If the forward changes buffers that its result depends on; with the check, also
+            if it changes arguments or draws random numbers of Python or numpy, or if the second
+            result is not the first one.
     """
 
     def __init__(
-        self, module: nn.Module, forward: Callable[..., Any], places: Sequence[int]
+        self, module: nn.Module, forward: Callable[..., Any], places: Sequence[int], check: bool
     ) -> None:
         self._module, self._forward, self._places = module, forward, places
-        self._ran = False
+        self._check, self._ran = check, False
+        self._samples: list[Tensor] = []
+        self._whole = False
 
     def __call__(self, *distinct: Any, **named: Any) -> Any:
         arguments = [distinct[place] for place in self._places]
         if self._ran:
             with _spare_statistics(self._module):
-                return self._forward(*arguments, **named)
+                result = self._forward(*arguments, **named)
+            if self._samples:
+                self._compare(result)
+            return result
         self._ran = True
         before = buffer_versions(self._module)
+        watched = Watched(tuple(arguments), named) if self._check else None
+        drawn = _random_states() if self._check else ()
         result = self._forward(*arguments, **named)
         for old, new in zip(before, buffer_versions(self._module), strict=True):
             if old != new:
-                raise ActNNError(
-                    "Expected a module to recompute to leave its buffers as they are, got "
-                    f"{type(self._module).__name__}, whose forward changes {old[0]!r}; choose "
-                    "'keep' or 'compress' for it"
+                raise self._error("leave its buffers as they are", f"changes {old[0]!r}")
+        if watched is not None:
+            changed = watched.changed()
+            if changed:
+                raise self._error(
+                    "leave its arguments as they are",
+                    f"changes {changed!r} (a cache for generation can be switched off: "
+                    "use_cache=False)",
                 )
+            if drawn != _random_states():
+                raise self._error(
+                    "take random numbers of torch alone", "draws those of Python or numpy"
+                )
+            self._samples = _samples_of(result)
+            self._whole = _fills_late(result)
         return result
+
+    def _compare(self, result: Any) -> None:
+        """Compare the second result with the first one, once."""
+        samples, self._samples = self._samples, []
+        for first, second in zip(samples, _samples_of(result), strict=True):
+            difference = float((first - second).norm())
+            if not difference <= _TOLERANCE * float(first.norm()):
+                raise self._error(
+                    "give the same result when its forward runs again",
+                    f"gives another one: it differs by {difference:.2g} where its norm is "
+                    f"{float(first.norm()):.2g}",
+                )
+        vars(self._module)[_CHECKED] = "whole" if self._whole else "part"
+
+    def _error(self, rule: str, got: str) -> ActNNError:
+        return ActNNError(
+            f"Expected a module to recompute to {rule}, got {type(self._module).__name__}, whose "
+            f"forward {got}; choose 'keep' or 'compress' for it"
+        )
+
+
+def _random_states() -> tuple[object, ...]:
+    """The states of the generators that a checkpoint does not restore."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, bytes(keys), *rest  # type: ignore[arg-type]
+
+
+def _samples_of(result: Any) -> list[Tensor]:
+    """Some elements of each tensor of real numbers in a result: float64."""
+    found = []
+    for each in tree_leaves(result):
+        if isinstance(each, Tensor) and each.is_floating_point() and each.numel():
+            flat = each.detach().reshape(-1)
+            few = flat[:: -(-len(flat) // _SAMPLE)].to(torch.float64, copy=True)
+            found.append(torch.nan_to_num(few))
+    return found
+
+
+def _fills_late(result: Any) -> bool:
+    """Whether an operation behind a result saves what it fills later."""
+    left = [each.grad_fn for each in tree_leaves(result) if isinstance(each, Tensor)]
+    seen: set[Any] = set()
+    while left and len(seen) < _MOST_NODES:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith(_FILLS_LATE):
+            return True
+        seen.add(node)
+        left += [each for each, _ in node.next_functions]
+    return False
 
 
 def buffer_versions(module: nn.Module) -> list[tuple[str, int]]:
@@ -85,19 +168,37 @@ def _spare_statistics(module: nn.Module) -> Iterator[None]:
 def rerun(module: nn.Module, forward: Callable[..., Any], arguments: Any, named: Any) -> Any:
     """Run a module's forward, and once more in backward, as torch.utils.checkpoint does.
 
+    The first time it is checked that both runs do the same.
+
     Raises:
-        ActNNError: If the forward changes buffers that its result depends on.
+        ActNNError: If the forward changes buffers that its result depends on, or is found to do
+            something else when it runs again.
     """
     # A checkpoint makes a tensor of its own for each argument. Forwards may ask whether two are the
     # same, as that of nn.MultiheadAttention does.
     distinct = {id(each): each for each in arguments}
     order = list(distinct)
-    run = _Run(module, forward, [order.index(id(each)) for each in arguments])
-    return checkpoint(run, *distinct.values(), use_reentrant=False, **named)
+    places = [order.index(id(each)) for each in arguments]
+    checked = vars(module).get(_CHECKED, "")
+    check = not (checked or torch.compiler.is_compiling() or _is_captured())
+    run = _Run(module, forward, places, check)
+    if checked != "whole" and not check:
+        return checkpoint(run, *distinct.values(), use_reentrant=False, **named)
+    # Else it stops early when it has what backward needs, which may not be filled by then.
+    with set_checkpoint_early_stop(False):
+        return checkpoint(run, *distinct.values(), use_reentrant=False, **named)
+
+
+def _is_captured() -> bool:
+    """Whether a CUDA graph is being captured, in which nothing can be compared."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class Recomputed(Swapped):
     """A module that keeps only its inputs, and runs its forward again in backward."""
+
+    def _actnn_effect(self) -> str:
+        return "actnn: recomputed in backward"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the module's own forward, under a checkpoint while its model is compressed."""
@@ -109,6 +210,9 @@ class Recomputed(Swapped):
 
 class Untouched(Swapped):
     """A module whose saved tensors autograd keeps, without a hook for any of them."""
+
+    def _actnn_effect(self) -> str:
+        return "actnn: kept"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the module's own forward; hooks around those of actnn stay."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from actnn.saving.held import Held, Layout, refuse_changed
 
@@ -72,40 +70,3 @@ class Scaled:
         """Return the tensor, or a view of its elements."""
         y = self._scale.apply(self._operand.unpack())
         return y if view is None else y.as_strided(*view)
-
-
-class Promised(NamedTuple):
-    """A tensor that is about to be saved in place of another one, and what is made from it.
-
-    Attributes:
-        key: Identifies the tensor that will be made from it, as `Step` does.
-        storage: The storage of that tensor.
-        scale: Makes it.
-    """
-
-    key: tuple[object, ...]
-    storage: StorageWeakRef
-    scale: Scale
-
-
-class Seen(NamedTuple):
-    """A storage that was saved. While the weak reference lives, no other has its address.
-
-    Attributes:
-        operand: What is held.
-        storage: The storage.
-        record: Its index among the records.
-        scale: Makes the tensor from what is held; None if it is the tensor itself.
-        nbytes: Bytes that torch would hold for it, if no record has them.
-    """
-
-    operand: weakref.ref[Held]
-    storage: StorageWeakRef
-    record: int
-    scale: Scale | None = None
-    nbytes: int = 0
-
-    def held(self) -> Held | None:
-        """Return what is held; None if it has been released."""
-        found = self.operand()
-        return found if found is None or self.scale is None else Scaled(found, self.scale)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from actnn.allocation import Sensitivities
+from actnn.saving import _native
 from actnn.saving.held import Held
 from actnn.saving.records import Choice, TensorInfo
 
@@ -67,6 +68,16 @@ class Settings(Protocol):
         ...
 
     @property
+    def decides_by_kind(self) -> bool:
+        """Whether all tensors of one kind that a module saves get the same choice."""
+        ...
+
+    @property
+    def counter(self) -> _native.Counter:
+        """Counts what native code holds."""
+        ...
+
+    @property
     def group(self) -> int:
         """Elements that share a range."""
         ...
@@ -79,6 +90,11 @@ class Settings(Protocol):
     @property
     def stochastic(self) -> bool:
         """Whether rounding is random."""
+        ...
+
+    @property
+    def own_masks(self) -> bool:
+        """Whether dropout keeps its seed, and not the mask that PyTorch would draw."""
         ...
 
     @property
@@ -108,5 +124,5 @@ class Settings(Protocol):
         ...
 
     def watch(self, held: Held) -> None:
-        """Count what is held."""
+        """Count what Python holds."""
         ...

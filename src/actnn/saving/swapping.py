@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copyreg
-from functools import cache
+import inspect
+from functools import cache, update_wrapper
+from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 from torch import nn
@@ -19,6 +21,16 @@ class Swapped:
     _actnn_mixins: ClassVar[tuple[type[Swapped], ...]] = ()
     _actnn_original: ClassVar[type[nn.Module]]
 
+    def _actnn_effect(self) -> str:
+        """Return what `print` says of a module that has this class in front of its own."""
+        return ""
+
+    def extra_repr(self) -> str:
+        """Return the line of the module's own class, and what the classes in front of it do."""
+        effects = (mixin._actnn_effect(self) for mixin in self._actnn_mixins)
+        own: str = super().extra_repr()  # type: ignore[misc]
+        return ", ".join(filter(None, (own, *effects)))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made at run time, so that pickle cannot import it by name.
         reduced: Any = super().__reduce_ex__(max(2, protocol))
@@ -26,6 +38,47 @@ class Swapped:
         if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return (make, arguments, *rest)
         return (_new, (self._actnn_mixins, self._actnn_original, *arguments[1:]), *rest)
+
+
+def _as_original(forward: Any, original: Any) -> FunctionType:
+    """Return a forward under the name, signature, annotations and text of the original.
+
+    Trainers, tracers and exporters read these to learn which inputs a model takes. The code is
+    that of `forward`, so that no call is added. Its positional parameters have the original's
+    names.
+    """
+    signature = inspect.signature(original)
+    code = _with_names(forward.__code__, signature)
+    copied = FunctionType(code, forward.__globals__, closure=forward.__closure__)
+    copied.__defaults__, copied.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+    update_wrapper(copied, original, updated=())
+    marks = getattr(original, "__dict__", {}).items()  # those of torch.compile are about its code
+    copied.__dict__.update(each for each in marks if not each[0].startswith("_torchdynamo"))
+    copied.__dict__.update(forward.__dict__, __wrapped__=original, __signature__=signature)
+    return copied
+
+
+def _with_names(code: CodeType, signature: inspect.Signature) -> CodeType:
+    """Return code whose positional parameters have the names of a signature, in its order."""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    wanted = [each.name for each in signature.parameters.values() if each.kind in kinds]
+    own = code.co_varnames[: code.co_argcount]
+    # the first is the module, which no call names
+    names = {a: b for a, b in zip(own[1:], wanted[1:], strict=False) if a != b}
+    if not names:
+        return code
+    return code.replace(
+        co_varnames=(*(names.get(name, name) for name in own), *code.co_varnames[len(own) :]),
+        co_cellvars=tuple(names.get(name, name) for name in code.co_cellvars),
+    )
+
+
+@cache
+def _inner(mixin: Any, original: Any) -> Any:
+    """Return a class for behind others, which call its forward with the original's names."""
+    return type(
+        mixin.__name__, (mixin,), {"forward": _as_original(mixin.forward, original.forward)}
+    )
 
 
 @cache
@@ -36,8 +89,10 @@ def _class(mixins: tuple[type[Swapped], ...], original: Any) -> type[nn.Module]:
         "__doc__": original.__doc__,
         "_actnn_mixins": mixins,
         "_actnn_original": original,
+        "forward": _as_original(mixins[0].forward, original.forward),  # type: ignore[attr-defined]
     }
-    return type(original.__name__, (*mixins, original), names)
+    inner: Any = [_inner(mixin, original) for mixin in mixins[1:]]  # type: ignore[arg-type]
+    return type(original.__name__, (mixins[0], *inner, original), names)
 
 
 def _new(mixins: tuple[type[Swapped], ...], original: Any, *arguments: Any) -> Any:

@@ -1,8 +1,9 @@
-// The Python module: lists of prepared launches, and fields of their arguments.
+// The Python module: prepared launches and their arguments.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
 #include "kernel_runtime/native/launch_list.hpp"
+#include "kernel_runtime/native/tensor_launch.hpp"
 
 namespace nb = nanobind;
 
@@ -31,4 +32,15 @@ NB_MODULE(_native, m) {
         .def("start", &Launches::start, Unlocked())
         .def("follow", &Launches::follow, nb::keep_alive<1, 2>())
         .def("start_at", &Launches::start_at, Unlocked());
+    nb::class_<TensorLaunch>(m, "TensorLaunch")
+        .def(
+            "__init__",
+            [](TensorLaunch *self, Launches &launches, const std::vector<uintptr_t> &fields,
+               nb::handle tensor, int64_t device, nb::object stream, nb::object fail,
+               nb::object keep) {
+                new (self) TensorLaunch(launches, fields, Tensors(tensor, device),
+                                        std::move(stream), std::move(fail), std::move(keep));
+            },
+            nb::keep_alive<1, 2>())
+        .def("__call__", &TensorLaunch::start);
 }

@@ -49,6 +49,37 @@ bool View::is_contiguous() const {
     return true;
 }
 
+int64_t Description::elements() const {
+    int64_t found = 1;
+    for (int i = 0; i < dimensions; ++i) found *= shape[i];
+    return found;
+}
+
+bool Description::is_contiguous() const {
+    int64_t step = 1;
+    for (int i = dimensions - 1; i >= 0; --i) {
+        if (shape[i] != 1 && strides[i] != step) return false;
+        step *= shape[i];
+    }
+    return true;
+}
+
+bool Description::is_dense() const {
+    if (is_contiguous() || !elements()) return true;
+    int64_t step = 1;
+    // Each dimension must begin where the product of those with smaller strides ends.
+    int many = 0;
+    for (int i = 0; i < dimensions; ++i) many += shape[i] != 1;
+    for (; many > 0; --many) {
+        int next = -1;
+        for (int i = 0; i < dimensions && next < 0; ++i)
+            if (shape[i] != 1 && strides[i] == step) next = i;
+        if (next < 0) return false;
+        step *= shape[next];
+    }
+    return true;
+}
+
 Tensors::Tensors(const nb::handle &type, int64_t device)
     : device_(device),
       type_(nb::borrow(type)),
@@ -64,7 +95,11 @@ Tensors::Tensors(const nb::handle &type, int64_t device)
       is_neg_(type, "is_neg"),
       get_device_(type, "get_device"),
       is_contiguous_(type, "is_contiguous"),
-      is_nested_(type, "is_nested") {
+      is_nested_(type, "is_nested"),
+      is_cpu_(type, "is_cpu"),
+      is_cuda_(type, "is_cuda"),
+      is_floating_point_(type, "is_floating_point"),
+      element_size_(type, "element_size") {
     for (int i = 0; i < 4; ++i) floats_[i] = nb::module_::import_("torch").attr(kNames[i]);
     const nb::object found = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
     if (!PyCapsule_IsValid(found.ptr(), "dlpack_exchange_api")) return;
@@ -78,6 +113,45 @@ bool Tensors::look(PyObject *tensor, Look &to) const {
     // DLPack cannot describe this tensor; the caller reads its attributes.
     PyErr_Clear();
     return false;
+}
+
+bool Tensors::describe(PyObject *tensor, Description &to) const {
+    Look found;
+    if (look(tensor, found)) {
+        if (found.lanes != 1 || (found.device_type != kCPU && found.device_type != kCUDA))
+            return false;
+        to.address = reinterpret_cast<uintptr_t>(found.data) + found.offset;
+        to.dimensions = found.dimensions;
+        to.shape = found.shape;
+        to.strides = found.strides;
+        to.kind = dtype_number(found.code, found.bits, found.lanes);
+        to.bytes = (found.bits + 7) / 8;
+        to.is_floating = found.code == kFloat || found.code == kBFloat;
+        to.device = found.device_type == kCPU ? -1 : found.device;
+        return true;
+    }
+    const bool on_cpu = holds_true(is_cpu_.of(tensor));
+    if ((!on_cpu && !holds_true(is_cuda_.of(tensor))) || !layout_.of(tensor).is(strided_) ||
+        holds_true(is_nested_.of(tensor)))
+        return false;
+    const nb::object dtype = dtype_.of(tensor), shape = shape_.of(tensor);
+    const auto dimensions = static_cast<size_t>(PyTuple_Size(shape.ptr()));
+    to.numbers.resize(2 * dimensions);
+    numbers(shape, to.numbers.data());
+    numbers(stride_.call(tensor), to.numbers.data() + dimensions);
+    to.address = static_cast<uintptr_t>(number(data_ptr_.call(tensor)));
+    to.dimensions = static_cast<int>(dimensions);
+    to.shape = to.numbers.data();
+    to.strides = to.shape + dimensions;
+    to.bytes = number(element_size_.call(tensor));
+    to.kind = 0;
+    for (int i = 0; i < 4; ++i)
+        if (dtype.is(floats_[i]))
+            to.kind =
+                dtype_number(i == 2 ? kBFloat : kFloat, static_cast<uint8_t>(8 * to.bytes), 1);
+    to.is_floating = to.kind != 0;
+    to.device = on_cpu ? -1 : number(get_device_.call(tensor));
+    return true;
 }
 
 bool Tensors::is_here(const Look &found) const {

@@ -32,6 +32,23 @@ struct Place {
     std::vector<int64_t> shape, strides;
 };
 
+// Shape and layout of a tensor of any kind. The numbers are valid while the tensor is alive.
+struct Description {
+    uintptr_t address;
+    int dimensions;
+    const int64_t *shape, *strides;
+    uint32_t kind;  // the dtype in DLPack's numbers
+    int64_t bytes;  // of an element
+    bool is_floating;
+    int64_t device;                // below 0 for the CPU
+    std::vector<int64_t> numbers;  // shape and strides, if torch has no table of functions
+
+    int64_t elements() const;
+    // Whether the elements fill their memory without gaps or overlap, in any order.
+    bool is_dense() const;
+    bool is_contiguous() const;
+};
+
 class Tensors {
  public:
     // type: torch.Tensor. device: get_device() of the tensors, below 0 for the CPU.
@@ -46,6 +63,8 @@ class Tensors {
     bool view(PyObject *tensor, View &to, int dimensions = 3) const;
     uintptr_t address(PyObject *tensor) const;
     Place place(PyObject *tensor) const;
+    // Describes a strided tensor on a CPU or GPU; false for others.
+    bool describe(PyObject *tensor, Description &to) const;
     // Whether a Tensor has this address, dtype and layout.
     bool is_at(PyObject *tensor, const Place &place) const;
     bool is_contiguous(PyObject *tensor) const { return holds_true(is_contiguous_.call(tensor)); }
@@ -80,7 +99,8 @@ class Tensors {
     const Table *table_ = nullptr;
     nanobind::object type_, floats_[4], strided_;
     Attribute dtype_, layout_, is_here_, shape_, version_, requires_grad_, data_ptr_, stride_,
-        is_neg_, get_device_, is_contiguous_, is_nested_;
+        is_neg_, get_device_, is_contiguous_, is_nested_, is_cpu_, is_cuda_, is_floating_point_,
+        element_size_;
 };
 
 // Makes tensors of one kind: a function and its arguments.

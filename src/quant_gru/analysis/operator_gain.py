@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, QuantGRUError
+from quant_gru.analysis.scale_use import Remark, lines_of, texts, watched, worst_first
 from quant_gru.calibration.batches import run_batch, with_progress
 from quant_gru.config import FUSIBLE, OPERATORS
 from quant_gru.modules.gru import QuantGRU
@@ -38,22 +39,27 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class OperatorGain:
-    """The effects of single-operator changes on a model, the best first; `print` it.
+    """The effects of single-operator changes on a model; `print` it.
 
     Attributes:
         base: The unchanged model: output SQNR in dB, or its metric.
-        rows: All tested changes.
+        rows: All tested changes: first those of operators whose scale is bad, the worst one before
+            the others, then the best changes.
         unit: 'dB' or 'metric'.
+        remarks: Operator with its GRU and the suffix of nn.GRU ('encoder.gate.z_pre_l0') -> what is
+            wrong with its scale. Another scale helps it more than other widths.
     """
 
     base: float
     rows: tuple[Gain, ...]
     unit: str
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         what = "SQNR of the output" if self.unit == "dB" else "metric"
         lines = [f"as it is: {what} {self.base:.4g}{' dB' if self.unit == 'dB' else ''}"]
         shown = self.rows[:_SHOWN]
+        lines += lines_of(self.remarks)
         width = max([6, *(len(row.module) for row in shown)])
         lines.append(f"{'module':{width}}  {'operator':15}  {'change':14}  {self.unit:>8}")
         lines += [
@@ -94,7 +100,8 @@ def operator_gain(
         progress: Whether to show a progress bar (only on a terminal).
 
     Returns:
-        All changes and their effects, the best first.
+        All changes and their effects, the best first. Operators whose scale is bad come before all
+        others, with `remarks` on them.
 
     Raises:
         CalibrationError: No calibrated QuantGRU with `use_quantization`, or no data.
@@ -117,7 +124,13 @@ def operator_gain(
         )
     with _as_they_were(model, grus):
         measure = _measure(model, grus, data, metric, forward_fn)
-        base = measure()
+        with watched(grus) as uses:
+            base = measure()
+        remarks = {
+            (name, operator): remark
+            for name, use in uses.items()
+            for operator, remark in use.remarks().items()
+        }
         rows = []
         trials = [(name, *each) for name, gru in grus.items() for each in _changes(gru, bits)]
         for name, operator, fields, change in with_progress(trials, "changing", progress):
@@ -126,8 +139,23 @@ def operator_gain(
                 gru._state, gru._log2_scales = gru._state.copy(), []
                 gru.adjust_quant_config(operator, **fields)
                 rows.append(Gain(name, operator, change, measure() - base))
-    rows.sort(key=lambda row: -math.inf if math.isnan(row.value) else row.value, reverse=True)
-    return OperatorGain(base, tuple(rows), "dB" if metric is None else "metric")
+    named = {f"{name}.{operator}".lstrip("."): each for (name, operator), each in remarks.items()}
+    unit = "dB" if metric is None else "metric"
+    return OperatorGain(base, _ranked(rows, remarks), unit, texts(worst_first(named)))
+
+
+def _ranked(rows: list[Gain], remarks: Mapping[tuple[str, str], Remark]) -> tuple[Gain, ...]:
+    """Return the changes of operators whose scale is bad, the worst one first, then the others."""
+    factors: dict[tuple[str, str], float] = {}  # the largest of all layers and directions
+    for (name, operator), remark in remarks.items():
+        key = name, operator.rpartition("_l")[0]
+        factors[key] = max(factors.get(key, 0.0), remark.factor)
+
+    def rank(row: Gain) -> tuple[float, float]:
+        value = -math.inf if math.isnan(row.value) else row.value
+        return factors.get((row.module, row.operator), 0.0), value
+
+    return tuple(sorted(rows, key=rank, reverse=True))
 
 
 def _changes(gru: QuantGRU, bits: int) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, QuantGRUError
+from quant_gru.analysis.scale_use import Remark, ScaleUse, lines_of, texts, worst_first
 from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
 from quant_gru.calibration.float_run import FloatWeights, float_layers, valid
@@ -28,18 +29,43 @@ Run = Callable[[torch.nn.Module, Any], Any]
 _ROWS_AT_ONCE = 256  # of the calls of a cell; more would leave the cache
 
 
+class OperatorSQNR(dict[str, float]):
+    """SQNR in dB by operator; `print` it for a table.
+
+    Operators whose scale is bad come first, the worst one before the others.
+
+    Args:
+        values: Operator -> SQNR in dB.
+        remarks: See below, the worst one first.
+
+    Attributes:
+        remarks: Operator -> what is wrong with its scale, such as "scale 1.0 spends 16 of 256 codes
+            where the gate is not flat". Empty if scales fit the values.
+    """
+
+    def __init__(self, values: Mapping[str, float], remarks: Mapping[str, str]) -> None:
+        super().__init__({name: values[name] for name in (*remarks, *values)})
+        self.remarks = dict(remarks)
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        lines = [f"{name:{width}}  {value:7.1f} dB" for name, value in self.items()]
+        return "\n".join((*lines_of(self.remarks), *lines))
+
+
 def operator_sqnr(
     gru: torch.nn.Module,
     input: Any,
     hx: Tensor | Run | None = None,
     *,
     forward_fn: Run | None = None,
-) -> dict[str, float]:
+) -> OperatorSQNR:
     """Measure how far each operator's codes are from the values of the float GRU.
 
-    Both networks run separately, so the noise of an operator includes the noise of its inputs. The
-    result shows where codes saturate or are too coarse for their values. It does not show the
-    effect of an operator on the output of a model; use `operator_gain` for that.
+    Both networks run separately, so the noise of an operator includes the noise of its inputs. What
+    is wrong with a scale itself is in `remarks` of the result: few codes for the values that
+    matter, or many values beyond all codes. The result does not show the effect of an operator on
+    the output of a model; use `operator_gain` for that.
 
     Args:
         gru: A calibrated QuantGRU, with any `use_quantization`; or a model with QuantGRUs. Each of
@@ -51,7 +77,8 @@ def operator_sqnr(
     Returns:
         Operator name with the suffix of nn.GRU's parameters ('gate.z_out_l0') -> SQNR in dB,
         10 log10(sum(real^2) / sum((real - quantized)^2)). For a model, the name of the GRU comes
-        first ('encoder.gate.z_out_l0'). Fused operators are omitted.
+        first ('encoder.gate.z_out_l0'). Fused operators are omitted. It is a dict, whose first
+        operators are those with a bad scale, with `remarks` on these.
 
     Raises:
         CalibrationError: A GRU has no scales, or the model has no GRUs.
@@ -59,7 +86,7 @@ def operator_sqnr(
 
     Example:
         >>> found = operator_sqnr(quantized, batches)
-        >>> worst = min(found, key=found.get)
+        >>> worst = next(iter(found.remarks), min(found, key=found.get))
     """
     given = hx if callable(hx) else None
     if isinstance(gru, QuantGRU):
@@ -68,15 +95,18 @@ def operator_sqnr(
                 "Expected forward_fn only for a model that contains QuantGRUs, got one for a "
                 f"{type(gru).__name__}"
             )
-        found = _energies(gru, input, hx)  # type: ignore[arg-type]
+        gru._plan()  # the scales of learned logarithms
+        use = ScaleUse(gru)
+        found = _energies(gru, use, input, hx)  # type: ignore[arg-type]
+        remarks = use.remarks()
     elif isinstance(hx, Tensor):
         raise QuantGRUError(
             "Expected hx only for a QuantGRU, got one for a model, whose GRUs get their states "
             "from it; pass forward_fn=lambda model, batch: model(batch, hx)"
         )
     else:
-        found = _of_model(gru, input, forward_fn or given)
-    return {name: decibels(*each) for name, each in found.items()}
+        found, remarks = _of_model(gru, input, forward_fn or given)
+    return OperatorSQNR({name: decibels(*each) for name, each in found.items()}, texts(remarks))
 
 
 @torch.no_grad()
@@ -84,8 +114,8 @@ def _of_model(
     model: torch.nn.Module,
     data: Iterable[Any],
     forward_fn: Run | None,
-) -> Energies:
-    """Return the energies of all GRUs of a model, summed over batches."""
+) -> tuple[Energies, dict[str, Remark]]:
+    """Return the energies of all GRUs of a model, summed over batches, and remarks on scales."""
     grus = {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}
     if not grus:
         raise CalibrationError(
@@ -113,11 +143,17 @@ def _of_model(
             gru.use_quantization = on
         for module, training in modes:
             module.training = training
-    return {
+    found = {
         f"{name}.{operator}": energy
         for name, each in calls.items()
         for operator, energy in each.found.items()
     }
+    remarks = {
+        f"{name}.{operator}": remark
+        for name, each in calls.items()
+        for operator, remark in each.remarks().items()
+    }
+    return found, worst_first(remarks)
 
 
 class _Calls:
@@ -133,13 +169,14 @@ class _Calls:
     def __init__(self, gru: QuantGRU) -> None:
         self.found: Energies = {}
         self._gru = gru
+        self._use: ScaleUse | None = None
         self._inputs: list[Tensor] = []
         self._states: list[Tensor] = []
 
     def __call__(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
         if not isinstance(self._gru, QuantGRUCell):
-            self._add(_energies(self._gru, **given))
+            self._measure(**given)
             return
         sequence = self._gru._normalize(given["input"], given.get("hx"))
         self._inputs.append(sequence.x[0].clone())
@@ -152,18 +189,25 @@ class _Calls:
         if self._inputs:
             inputs, states = torch.cat(self._inputs), torch.cat(self._states)
             self._inputs, self._states = [], []
-            self._add(_energies(self._gru, inputs, states))
+            self._measure(inputs, states)
 
-    def _add(self, energies: Energies) -> None:
-        for name, (signal, noise) in energies.items():
+    def remarks(self) -> dict[str, Remark]:
+        """Return remarks on the scales; none if there was no call."""
+        return {} if self._use is None else self._use.remarks()
+
+    def _measure(self, input: Tensor | PackedSequence, hx: Tensor | None = None, **_: Any) -> None:
+        if self._use is None:
+            self._gru._plan()  # raises an error without scales
+            self._use = ScaleUse(self._gru)
+        for name, (signal, noise) in _energies(self._gru, self._use, input, hx).items():
             before = self.found.get(name, (0.0, 0.0))
             self.found[name] = before[0] + signal, before[1] + noise
 
 
 def _energies(
-    gru: QuantGRU, input: Tensor | PackedSequence, hx: Tensor | None = None, **_: Any
+    gru: QuantGRU, use: ScaleUse, input: Tensor | PackedSequence, hx: Tensor | None
 ) -> Energies:
-    """Return the signal and noise energies of each operator of a call."""
+    """Return the signal and noise energies of each operator of a call, and add to `use`."""
     plan, sequence = gru._plan(), gru._normalize(input, hx)
     x, lengths = sequence.x.detach(), sequence.lengths
     inputs, h0 = border_codes(plan, x, sequence.h0)
@@ -175,6 +219,7 @@ def _energies(
         real, cell = values[run.layer, run.direction], weights[run.layer][run.direction]
         assert gru._state.scales is not None
         qparams = gru._state.scales[run.layer][run.direction]
+        use.observe(run.layer, run.direction, real)
         codes = cell_codes(run)
         for name in OPERATORS:
             if name in ACTIVATIONS and name in codes:

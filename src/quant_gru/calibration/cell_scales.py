@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 
 from quant_gru.calibration.effects import effective_quantizers
 from quant_gru.calibration.far_range import far_quantizer
 from quant_gru.calibration.float_run import FloatWeights
-from quant_gru.calibration.guard import best_of
+from quant_gru.calibration.guard import Judge, best_of
 from quant_gru.calibration.input_mean import MeanObserver
 from quant_gru.calibration.observers import Observer
 from quant_gru.calibration.refine import refined
 from quant_gru.calibration.search import choose_covering, choose_quantizer
 from quant_gru.calibration.tied import TIED
 from quant_gru.calibration.windows import CellSteps
-from quant_gru.config import QuantConfig
+from quant_gru.config import CALIBRATED, QuantConfig
 from quant_gru.integer.qparams import QParams, make_qparams
 from quant_gru.integer.quantizer import Quantizer
 
@@ -61,14 +61,17 @@ class CellScales:
         effective = effective_quantizers(steps, self.observers, self.config)
         if self.config.tie_x_and_h:
             effective = {name: each for name, each in effective.items() if name not in TIED}
-        covering = self._each(choose_covering)
-        sets = [plain | effective, plain, plain | {name: covering[name] for name in effective}]
+        covering = self._each(choose_covering, effective)
+        sets = [plain | effective, plain, plain | covering]
         distinct = [each for i, each in enumerate(sets) if each not in sets[:i]]
-        found = best_of((self._complete(each) for each in distinct), steps, weights)
-        return refined(found, steps, weights) if refine else found
+        judge = Judge(steps, weights, self.config)
+        found = best_of((self._complete(each) for each in distinct), judge)
+        return refined(found, judge) if refine else found
 
-    def _each(self, choose: Callable[..., Quantizer]) -> dict[str, Quantizer]:
-        """Return the quantizers of all operators that are not fused."""
+    def _each(
+        self, choose: Callable[..., Quantizer], names: Container[str] = CALIBRATED
+    ) -> dict[str, Quantizer]:
+        """Return the quantizers of the named operators that are not fused."""
         config = self.config
         return {
             name: choose(
@@ -80,7 +83,7 @@ class CellScales:
                 scale_kind=config.scale_kind,
             )
             for name, observer in self.observers.items()
-            if (bits := config[name].bitwidth) is not None
+            if name in names and (bits := config[name].bitwidth) is not None
         }
 
     def _complete(self, quantizers: Mapping[str, Quantizer]) -> QParams:

@@ -21,6 +21,7 @@ from quant_gru.calibration.search import (
     FREE_PER_OCTAVE,
     POT_COARSER,
     POT_FINER,
+    TIE,
     squared_error,
 )
 from quant_gru.integer.quantizer import FARTHEST, MAX_SCALE, MIN_SCALE, Quantizer, code_limits
@@ -88,7 +89,9 @@ def far_quantizer(
         lo=lo,
         hi=hi,
     ).tolist()
-    return candidates[min(range(len(candidates)), key=errors.__getitem__)]
+    # sums of other orders, as in C++, have other last bits
+    most = min(errors) * (1 + TIE)
+    return next(q for q, error in zip(candidates, errors, strict=True) if error <= most)
 
 
 def _candidates(scale: float, low: float, high: float, bits: int, signed: bool) -> list[Quantizer]:

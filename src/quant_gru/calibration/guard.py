@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,55 +11,76 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.calibration.windows import CellSteps
+from quant_gru.config import QuantConfig
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights
 from quant_gru.integer.qparams import QParams
+from quant_gru.integer.weight_values import finite_values, unpinned_scales
 from quant_gru.kernels.dispatch import run_cell
 
 # A later set must be better than the first one by this much, about 0.1 dB.
 _BETTER = 0.98
 
 
-def best_of(candidates: Iterable[QParams], steps: CellSteps, weights: FloatWeights) -> QParams:
+class Judge:
+    """Runs the integer cell of some weights, with scales to compare.
+
+    Args:
+        steps: Steps of the float cell, at least one.
+        weights: Its weights.
+        config: Widths and kinds of the operators, equal for all scales.
+    """
+
+    def __init__(self, steps: CellSteps, weights: FloatWeights, config: QuantConfig) -> None:
+        self._reverse = steps.reverse
+        self._weights = weights.to(torch.float32, "cpu")
+        self._scales = _weight_scales(config, self._weights)
+        self._x, self._lengths = _padded(steps.x, steps.batch_sizes)
+        self._h0 = _first_states(steps, self._lengths)
+        self._valid = torch.arange(self._x.shape[0], device="cpu")[:, None] < self._lengths
+        self._expected = steps.after.double()
+
+    def error(self, qparams: QParams) -> float:
+        """Return the summed squared error of the states of the integer cell."""
+        w = self._weights
+        part = build_weights(replace(qparams, pinned=self._scales), w.W, w.R, w.bw, w.br)
+        plan = CellPlan(build_frozen(qparams, torch.device("cpu")), part)
+        out, _ = run_cell(
+            plan,
+            plan.border.quantize(self._x).to(plan.x.container),
+            plan.h.quantize(self._h0).to(plan.h.container),
+            self._lengths,
+            self._reverse,
+        )
+        states = plan.h.dequantize(out)[self._valid].double()
+        return float((states - self._expected).square().sum())
+
+
+def best_of(candidates: Iterable[QParams], judge: Judge) -> QParams:
     """Return the candidate whose integer cell is closest to the float cell; the first one on ties.
 
     Args:
         candidates: Scales of a cell, the preferred ones first.
-        steps: Steps of the float cell.
-        weights: Its weights.
+        judge: Runs the cell.
     """
     first, *others = candidates
-    if not others or steps.before.numel() == 0:
+    if not others:
         return first
-    on_cpu = weights.to(torch.float32, "cpu")
-    best, least = first, error(first, steps, on_cpu)
+    best, least = first, judge.error(first)
     for each in others:
-        found = error(each, steps, on_cpu)
+        found = judge.error(each)
         if found < _BETTER * least:
             best, least = each, found
     return best
 
 
-def error(qparams: QParams, steps: CellSteps, weights: FloatWeights) -> float:
-    """Return the summed squared error of the states of the integer cell.
-
-    Args:
-        qparams: Scales of the cell.
-        steps: Steps of the float cell.
-        weights: Its weights, float32 on the CPU.
-    """
-    part = build_weights(qparams, weights.W, weights.R, weights.bw, weights.br)
-    plan = CellPlan(build_frozen(qparams, torch.device("cpu")), part)
-    x, lengths = _padded(steps.x, steps.batch_sizes)
-    out, _ = run_cell(
-        plan,
-        plan.border.quantize(x).to(plan.x.container),
-        plan.h.quantize(_first_states(steps, lengths)).to(plan.h.container),
-        lengths,
-        steps.reverse,
-    )
-    valid = torch.arange(x.shape[0], device="cpu")[:, None] < lengths
-    states = plan.h.dequantize(out)[valid].double()
-    return float((states - steps.after.double()).square().sum())
+def _weight_scales(config: QuantConfig, weights: FloatWeights) -> dict[str, tuple[float, ...]]:
+    """Return the scales that weights have whatever those of activations are."""
+    named = {"weight.W": weights.W, "weight.R": weights.R, "weight.br": weights.br}
+    return {
+        name: tuple(unpinned_scales(config, name, finite_values(w)).tolist())
+        for name, w in named.items()
+        if w is not None
+    }
 
 
 def _padded(rows: Tensor, batch_sizes: list[int]) -> tuple[Tensor, Tensor]:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
-from quant_gru.calibration.float_run import FloatWeights
-from quant_gru.calibration.guard import error
+from quant_gru.calibration.guard import Judge
 from quant_gru.calibration.tied import TIED
-from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import CALIBRATED
 from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, float32
 from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, Quantizer
@@ -22,20 +18,16 @@ _ROUNDS = 8
 _POT_STEPS, _FREE_STEPS = (-1.0, 1.0), (-1.0, 1.0, -0.25, 0.25, -0.0625, 0.0625)
 
 
-def refined(qparams: QParams, steps: CellSteps, weights: FloatWeights) -> QParams:
-    """Return scales with which the integer cell is closer to the float cell in these steps.
+def refined(qparams: QParams, judge: Judge) -> QParams:
+    """Return scales with which the integer cell is closer to the float cell in steps of data.
 
     One operator after the other takes the best of its neighbours, until none is better.
 
     Args:
         qparams: The scales to begin with.
-        steps: Steps of the float cell.
-        weights: Its weights.
+        judge: Runs the integer cell.
     """
-    if steps.before.numel() == 0:
-        return qparams
-    on_cpu = weights.to(torch.float32, "cpu")
-    least = error(qparams, steps, on_cpu)
+    least = judge.error(qparams)
     for _ in range(_ROUNDS):
         before = least
         for name in CALIBRATED:
@@ -44,7 +36,7 @@ def refined(qparams: QParams, steps: CellSteps, weights: FloatWeights) -> QParam
                 continue
             for neighbour in _neighbours(qparams, name):
                 changed = _with(qparams, name, neighbour)
-                found = error(changed, steps, on_cpu)
+                found = judge.error(changed)
                 if found < _BETTER * least:
                     qparams, least = changed, found
         if least == before:

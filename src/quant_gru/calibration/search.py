@@ -34,7 +34,7 @@ POT_COARSER, POT_FINER = 1, 16
 FREE_PER_OCTAVE, FREE_OCTAVES_FINER = 16, 12
 
 # Costs this close are a tie: float64 sums of thousands of terms are accurate to about 1e-13.
-_TIE = 1e-9
+TIE = 1e-9
 
 # Candidates evaluated together. This bounds the memory at about 64 x 2049 x 8 bytes.
 _BATCH = 64
@@ -145,7 +145,7 @@ def least_squares_quantizer(
         order = torch.arange(zeros.shape[0], device="cpu").repeat_interleave(scales.numel())
         flat_scales, flat_zeros = scales.double().repeat(zeros.shape[0]), zeros.reshape(-1)
         errors = squared_error(histogram, flat_scales, flat_zeros, lo=lo, hi=hi)
-        tied = (errors <= errors.min() * (1 + _TIE)).nonzero().reshape(-1)
+        tied = (errors <= errors.min() * (1 + TIE)).nonzero().reshape(-1)
         winner = min(
             tied.tolist(), key=lambda i: (bool(clips[i]), float(flat_scales[i]), int(order[i]))
         )

@@ -60,6 +60,7 @@ class Windows:
     def __init__(self, hidden_size: int) -> None:
         self._limit = max(_LEAST, _VALUES // hidden_size)
         self._kept: list[Window] = []
+        self._steps = 0  # of all that are kept
         self._dropped: tuple[int, int] | None = None
 
     def add(self, x: Tensor, lengths: Tensor | None, starts: Sequence[Sequence[Tensor]]) -> None:
@@ -114,14 +115,16 @@ class Windows:
             self._kept[at] = min(self._kept[at], window, key=lambda each: each.h0.tolist())
             return
         self._kept.insert(at, window)
-        while sum(len(each.x) for each in self._kept) > self._limit:
+        self._steps += window.order[1]
+        while self._steps > self._limit:
             self._drop(self._kept[-1].order)
 
     def _drop(self, order: tuple[int, int]) -> None:
         """Refuse everything from `order` on, now and later."""
         if self._dropped is None or order < self._dropped:
             self._dropped = order
-        self._kept = [each for each in self._kept if each.order < self._dropped]
+        while self._kept and self._kept[-1].order >= self._dropped:
+            self._steps -= self._kept.pop().order[1]
 
     @property
     def is_enough(self) -> bool:
@@ -129,7 +132,7 @@ class Windows:
 
         A cell whose input is always the same, such as zeros, is not judged by its few inputs.
         """
-        return sum(len(each.x) for each in self._kept) >= _FEWEST
+        return self._steps >= _FEWEST
 
     def run(self, weights: Sequence[Sequence[FloatWeights]]) -> list[list[CellSteps]]:
         """Run the float GRU on the windows, on the CPU.

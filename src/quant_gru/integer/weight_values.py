@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quant_gru.config import QuantConfig
 from quant_gru.integer.bias_correction import corrected
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.weights import bias_scales, groups_of, matrix_scales, quantize_rows
@@ -21,9 +22,18 @@ def weight_scales(qparams: QParams, name: str, w: Tensor) -> Tensor:
     Returns:
         float32 (1,), (3,) or (3H,).
     """
-    rows = w.shape[0]
-    groups = groups_of(qparams.config[name].granularity or "channel", rows)
-    return scales_of(qparams, name, finite_values(w))[:: rows // groups]
+    return _of_groups(qparams.config, name, scales_of(qparams, name, finite_values(w)))
+
+
+def unpinned_scales(config: QuantConfig, name: str, w: Tensor) -> Tensor:
+    """Return `weight_scales` of finite weights, as the weights alone determine them."""
+    return _of_groups(config, name, _chosen_scales(config, name, w))
+
+
+def _of_groups(config: QuantConfig, name: str, scales: Tensor) -> Tensor:
+    """Return one scale for each group, of those of all rows."""
+    rows = scales.shape[0]
+    return scales[:: rows // groups_of(config[name].granularity or "channel", rows)]
 
 
 def corrected_bias(qparams: QParams, W: Tensor, bw: Tensor) -> Tensor:
@@ -62,11 +72,16 @@ def finite_values(w: Tensor) -> Tensor:
 
 def scales_of(qparams: QParams, name: str, w: Tensor) -> Tensor:
     """Return the scale of each row of finite weights, float32 (3H,)."""
-    operator, rows = qparams.config[name], w.shape[0]
-    granularity = operator.granularity or "channel"
+    if name not in qparams.pinned:
+        return _chosen_scales(qparams.config, name, w)
+    rows = w.shape[0]
+    groups = groups_of(qparams.config[name].granularity or "channel", rows)
+    scale = torch.tensor(qparams.pinned[name], dtype=torch.float32, device=w.device)
+    return scale.repeat_interleave(rows // groups, output_size=rows)
+
+
+def _chosen_scales(config: QuantConfig, name: str, w: Tensor) -> Tensor:
+    operator = config[name]
     assert operator.bitwidth is not None
-    if name in qparams.pinned:
-        scale = torch.tensor(qparams.pinned[name], dtype=torch.float32, device=w.device)
-        return scale.repeat_interleave(rows // groups_of(granularity, rows), output_size=rows)
     choose = matrix_scales if w.dim() == 2 else bias_scales
-    return choose(w, operator.bitwidth, granularity, qparams.config.scale_kind)
+    return choose(w, operator.bitwidth, operator.granularity or "channel", config.scale_kind)

@@ -299,7 +299,7 @@ class FrozenQuantGRU(torch.nn.Module):
 
     def stream(self, batch_size: int = 1) -> Stream:
         """See `QuantGRU.stream`."""
-        return Stream(self._plan(), batch_size)
+        return Stream(self._plan(), batch_size, self._plans.qparams[0][0].config)
 
     def trace_codes(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None

@@ -202,7 +202,7 @@ class QuantGRU(Calls):
             >>> stream = gru.stream()
             >>> y = stream(torch.randn(1, gru.input_size))
         """
-        return Stream(self._plan(), batch_size)
+        return Stream(self._plan(), batch_size, self.config)
 
     def freeze(self) -> FrozenQuantGRU:
         """Return an inference-only module with only the integer plan, with the same codes."""

@@ -201,9 +201,10 @@ class QuantState:
             raise CalibrationError(
                 "Expected statistics to make scales of, got none; call calibrate(data) first"
             )
-        # a copy, so that the statistics survive if a scale is impossible
-        collector = deepcopy(self._collector) or self._new_collector()
+        collector = self._collector or self._new_collector()
         if merge:
+            # a copy, so that the statistics survive if a scale is impossible
+            collector = deepcopy(collector)
             collector.all_reduce()
         made = collector.qparams(self.config, weights, refine)
         self._set_scales(made)

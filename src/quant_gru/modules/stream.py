@@ -10,6 +10,8 @@ from torch import Tensor
 
 from kernel_runtime.allocators import maker
 from quant_gru._errors import QuantGRUError
+from quant_gru.config import QuantConfig
+from quant_gru.config.choice import described
 from quant_gru.execution.integer_io import checked_codes
 from quant_gru.execution.layers import run_codes
 from quant_gru.execution.sequence_layout import check_real
@@ -31,13 +33,14 @@ class Stream:
     Args:
         plan: The plan of a GRU of one direction.
         batch_size: Rows of each step, N.
+        config: Widths of the operators, for `repr`.
 
     Attributes:
         any_thread: True to let any thread run the next step, as in a thread pool. The caller then
             makes sure that steps come one after the other.
     """
 
-    def __init__(self, plan: GRUPlan, batch_size: int) -> None:
+    def __init__(self, plan: GRUPlan, batch_size: int, config: QuantConfig) -> None:
         if len(plan.cells[0]) != 1:
             raise QuantGRUError(
                 "Expected a GRU of one direction to stream, got a bidirectional one: its reverse "
@@ -49,6 +52,7 @@ class Stream:
         self._cells = [layer[0] for layer in plan.cells]
         self._device = self._cells[0].weights.W.device
         self._N = batch_size
+        self._widths = described(config)
         self._H = self._cells[0].hidden_size
         self._shape = torch.Size((batch_size, self._cells[0].input_size))
         self._finite = all(bool(cell.weights.finite) for cell in self._cells)
@@ -72,7 +76,8 @@ class Stream:
 
     def __repr__(self) -> str:
         N, C = self._shape
-        return f"Stream({C}, {self._H}, num_layers={len(self._cells)}, batch_size={N})"
+        sizes = f"{C}, {self._H}, num_layers={len(self._cells)}, batch_size={N}"
+        return f"Stream({sizes}, {self._widths})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_step": None, "_make": None, "_thread": None}

@@ -3,7 +3,7 @@
 import torch
 
 from actnn.codec import noise_state, reference
-from actnn.codec.codes import data_bytes
+from actnn.codec.codes import UNBOUNDED, data_bytes
 from actnn.codec.noise import RUN
 
 GUARD = 64
@@ -26,19 +26,19 @@ def bits_equal(a, b):
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def check_flat(run, x, bits, group, stochastic=True):
+def check_flat(run, x, bits, group, stochastic=True, bounds=UNBOUNDED):
     """Compare equal bits. `run` has the arguments of `run` in cuda/executor.py, without machine."""
     (n,) = x.shape
-    expected = reference.encode_flat(x, bits, STATE, 9, group, stochastic)
+    expected = reference.encode_flat(x, bits, STATE, 9, group, stochastic, bounds)
     data = Guarded(data_bytes(n, bits), torch.uint8)
     params = Guarded(2 * -(-n // group), torch.bfloat16)
     pairs = params.inside.view(-1, 2)
-    run("encode", x, data.inside, pairs, 1, bits, group, STATE, 9, stochastic)
+    run("encode", x, data.inside, pairs, 1, bits, group, STATE, 9, stochastic, bounds=bounds)
     assert bits_equal(data.inside, expected[0])
     assert bits_equal(pairs, expected[1])
     y = Guarded(n, x.dtype)
-    run("decode", y.inside, data.inside, pairs, 1, bits, group)
-    wanted = reference.decode_flat(*expected, bits, group, n, x.dtype)
+    run("decode", y.inside, data.inside, pairs, 1, bits, group, bounds=bounds)
+    wanted = reference.decode_flat(*expected, bits, group, n, x.dtype, bounds)
     torch.testing.assert_close(y.inside, wanted, rtol=0, atol=0, equal_nan=True)
     for each in (data, params, y):
         each.check()
@@ -78,4 +78,7 @@ def random_tensor(n, dtype, seed):
         x[500], x[40] = float("nan"), float("inf")
     if n > 600 and seed % 4 == 1:
         x[500], x[501] = torch.finfo(dtype).max, -0.0
+    if n > 300 and seed % 4 in (1, 2):
+        x[::50], x[32:64], x[70] = -torch.inf, torch.inf, torch.inf
+        x[(n - 1) // 32 * 32 :] = -torch.inf
     return x

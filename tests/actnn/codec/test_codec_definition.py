@@ -19,7 +19,7 @@ def draws_of(x, bits, count, group=256):
     (n,) = x.shape
     state = noise_state(11)
     codes, params = reference.encode_rows(x.expand(count, n), bits, state, 0, group, True)
-    return reference.decode_rows(codes[:, :n], params, group, torch.float32).double()
+    return reference.decode_rows(codes[:, :n], params, bits, group, torch.float32).double()
 
 
 def parameters_of(x, bits, group=256):
@@ -171,10 +171,9 @@ def test_numbers_on_a_grid_are_exact(bits, key):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_groups_with_nan_or_infinity_decode_to_nan_and_are_counted(dtype, value, key):
+def test_groups_with_nan_decode_to_nan_and_are_counted(dtype, key):
     x = torch.randn(600).to(dtype)
-    x[300] = value
+    x[300], x[301] = math.nan, math.inf
     codes = encode(x, 4, key)
     y = decode(codes)
     assert torch.isnan(y[256:512]).all()
@@ -183,6 +182,83 @@ def test_groups_with_nan_or_infinity_decode_to_nan_and_are_counted(dtype, value,
     assert codes.flags.dtype == torch.int32
     assert codes.flags.tolist() == [1]
     assert encode(torch.randn(600), 4, key).flags.tolist() == [0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", BITS[1:])
+def test_infinities_are_exact_and_cost_the_others_two_codes(dtype, bits, key):
+    x = torch.randn(600).to(dtype)
+    mask = torch.rand(600) < 0.3
+    x[mask] = -math.inf
+    x[300] = math.inf
+    codes = encode(x, bits, key)
+    y = decode(codes)
+    assert codes.flags.tolist() == [0]
+    assert torch.equal(y == -math.inf, x == -math.inf)
+    assert torch.equal(y == math.inf, x == math.inf)
+    inner = x.isfinite()
+    assert 300 < inner.sum() < 500
+    step = 1.02 * (x[inner].max() - x[inner].min()) / max(2**bits - 3, 1)
+    assert ((y - x)[inner].abs() <= step + x[inner].abs() * 2.0**-8).all()
+    assert len((y - x)[inner].unique()) > 50
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_groups_of_infinities_are_exact_at_any_width(value, key):
+    for bits in BITS:
+        x = torch.full((300,), value)
+        x[::3] = -value
+        assert torch.equal(decode(encode(x, bits, key)), x)
+
+
+def test_one_bit_has_no_code_for_numbers_beside_infinities(key):
+    x = torch.randn(600)
+    x[300] = math.inf
+    codes = encode(x, 1, key)
+    assert torch.isnan(decode(codes)).tolist() == [False] * 256 + [True] * 256 + [False] * 88
+    assert codes.flags.tolist() == [1]
+
+
+def test_the_mean_of_draws_beside_infinities_is_the_tensor():
+    x = torch.randn(256)
+    x[::5] = -math.inf
+    inner = x.isfinite()
+    y = draws_of(x, 3, 2000)[:, inner]
+    step = 1.02 * float(x[inner].max() - x[inner].min()) / 5
+    error = (y.mean(0) - x[inner].double()).abs()
+    assert (error <= 4.5 * step / 2 / math.sqrt(2000)).all()
+    assert float(y.std(0).max()) > step / 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", BITS[1:])
+def test_elements_at_a_bound_decode_to_it_and_no_other_lies_beyond(dtype, bits, key):
+    x = torch.tanh(torch.randn(2000) * 4).to(dtype)
+    x[:256:2], x[1:256:2] = 1, -1
+    x[256:512] = 0.3
+    y = decode(encode(x, bits, key, bounds=(-1, 1)))
+    ends = x.abs() == 1
+    assert 128 < ends.sum() < 2000
+    assert torch.equal(y[ends], x[ends])
+    assert (y.abs() <= 1).all()
+    step = 1.02 * 2 / max(2**bits - 3, 1)
+    assert ((y - x).abs() <= step + 2.0**-7).all()
+
+
+def test_elements_beyond_a_bound_decode_to_it(key):
+    x = torch.tensor([-1e9, -200.0, -3.0, -1.0, 0.0, -math.inf])
+    y = decode(encode(x, 8, key, bounds=(-104, 0)))
+    assert y[[0, 1, 4, 5]].tolist() == [-104, -104, 0, -104]
+    assert ((y - x)[2:4].abs() < 0.01).all()
+
+
+def test_float64_beyond_float32_is_counted(key):
+    x = torch.randn(600, dtype=torch.float64)
+    x[3], x[300] = 1e60, -math.inf
+    codes = encode(x, 4, key)
+    assert codes.flags.tolist() == [1]
+    assert torch.isnan(decode(codes)[:256]).all()
+    assert float(decode(codes)[300]) == -math.inf
 
 
 def test_a_range_beyond_float32_is_counted(key):

@@ -42,6 +42,14 @@ def test_kernels_return_the_same_bytes(host, case):
 
 
 @emulated
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_keep_the_bounds(host, case):
+    dtype, bits, group, n, stochastic = case
+    x = torch.nn.functional.hardtanh(random_tensor(n, dtype, 3))
+    check_flat(partial(run, machine=host), x, bits, group, stochastic, bounds=(-1.0, 1.0))
+
+
+@emulated
 def test_kernels_take_elements_at_any_address(host):
     x = torch.randn(2000)
     for start in (1, 4):
@@ -52,6 +60,7 @@ def test_kernels_take_elements_at_any_address(host):
 @pytest.mark.parametrize("m", [301, 704])  # the general path, and tiles with a rest
 def test_kernels_take_bits_of_samples(host, m):
     x = torch.randn(8, m)
+    x[2, 5], x[3, 100:200] = torch.inf, -torch.inf
     bits = torch.tensor([3, 1, 8, 5, 2, 6, 4, 7])
     for capacity in (36, 35) if m == 301 else (35,):
         check_samples(partial(run, machine=host), x, bits, 64, capacity)

@@ -160,6 +160,10 @@ def test_errors_of_arguments(arguments, message, key):
 def test_errors_of_options(key):
     with pytest.raises(ActNNError, match="Expected group to be a positive multiple of 32, got 48"):
         encode(X, 2, key, group=48)
+    with pytest.raises(ActNNError, match=r"Expected bounds to be \(least, largest\), got \(1, 0\)"):
+        encode(X, 2, key, bounds=(1, 0))
+    with pytest.raises(ActNNError, match=r"Expected no bounds with bits of samples, got \(0, 1\)"):
+        encode(X, torch.tensor([1, 2]), key, bounds=(0, 1))
     with pytest.raises(ActNNError, match="Expected no capacity for equal bits, got 3"):
         encode(X, 2, key, capacity=3)
     with pytest.raises(ActNNError, match="Expected capacity to be at least 0, got -1"):

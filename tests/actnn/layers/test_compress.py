@@ -265,7 +265,7 @@ def test_modules_that_change_what_they_depend_on_are_not_recomputed():
     ours.actnn.set_choices({"0": Choice("recompute")})
     with pytest.raises(actnn.ActNNError, match="Sequential, whose forward changes '_u'"):
         ours(x)
-    assert [unit.once for unit in units_that_run(find_units(model), lambda: model(x))] == [
+    assert [bool(unit.once) for unit in units_that_run(find_units(model), lambda: model(x))] == [
         True,
         False,
     ]
@@ -282,3 +282,50 @@ def test_held_bytes_are_those_of_codes_and_masks():
     assert held[32] == 5 * inputs + 6 * mask
     assert held[4] == 5 * (inputs // 8 + inputs // 256) + 6 * mask
     assert held[2] == 5 * (inputs // 16 + inputs // 256) + 6 * mask
+
+
+def test_print_says_what_is_compressed():
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.GELU())
+    plain = repr(model)
+    assert repr(actnn.compress(model)).startswith("Sequential(\n  actnn: 4 bits\n  (0): Sequential")
+    for settings, text in (
+        ({"level": "L3"}, "actnn: 2 bits on average"),
+        ({"bits": 32}, "actnn: lossless"),
+        ({"level": "L0"}, "actnn: lossless"),
+    ):
+        assert text in repr(actnn.compress(model, **settings))
+    model.actnn.set_choices({"0": Choice("recompute")})
+    assert "actnn: choices by module" in repr(model)
+    assert "(0): Sequential(\n    actnn: recomputed in backward\n" in repr(model)
+    assert repr(actnn.uncompress(model)) == plain
+    assert repr(actnn.compress(nn.GELU("tanh"))) == "GELU(approximate='tanh', actnn: 4 bits)"
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+def test_dropout_can_keep_the_masks_of_torch(bits):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.gru = nn.Dropout(0.3), nn.GRU(16, 16, 2, dropout=0.3)
+
+        def forward(self, x):
+            return self.gru(self.drop(x * 2))[0]
+
+    model, x = Net(), torch.randn(8, 4, 16)
+    results = {}
+    for name, each in {
+        "plain": model,
+        "torch": compressed_copy(model, bits=bits, dropout="torch"),
+        "seed": compressed_copy(model, bits=bits),
+    }.items():
+        torch.manual_seed(3)
+        results[name] = each(x.requires_grad_())
+    assert torch.equal(results["plain"], results["torch"])
+    assert not torch.equal(results["plain"], results["seed"])
+    torch.manual_seed(3)
+    exact = gradients(model, x)
+    torch.manual_seed(3)
+    ours = gradients(compressed_copy(model, bits=32, dropout="torch"), x)
+    assert all(torch.equal(a, b) for a, b in zip(exact, ours, strict=True))
+    with pytest.raises(actnn.ActNNError, match="dropout to be 'seed' or 'torch', got 'none'"):
+        actnn.compress(model, dropout="none")

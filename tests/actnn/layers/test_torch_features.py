@@ -88,6 +88,26 @@ def test_inputs_of_checkpoints_are_compressed_and_nothing_inside(reentrant):
     assert not [r for r in ours.actnn.records if r.module.startswith("second.")]
 
 
+def test_inputs_of_checkpoints_have_4_bits_if_a_choice_or_a_policy_says_so():
+    model, x = Checkpointed(False), torch.randn(2, 16, 32)
+    exact, four = gradients(model, x), actnn.Choice("compress", 4)
+
+    def boundaries(ours):
+        found = gradients(ours, x)
+        assert all((a - b).norm() < a.norm() + 1e-3 for a, b in zip(exact, found, strict=True))
+        return [r.choice.bits for r in ours.actnn.records if r.op == "checkpoint"]
+
+    ours = compressed_copy(model, bits=4, policy=lambda info: four)
+    assert boundaries(ours) == [4]
+    ours = compressed_copy(model, bits=4, policy=lambda info: actnn.Choice("compress", 2))
+    assert boundaries(ours) == [4]  # and no fewer
+    ours = compressed_copy(model, bits=4)
+    ours.actnn.set_choices({"": four})
+    assert boundaries(ours) == [4]
+    ours.actnn.set_choices({"head": four})
+    assert boundaries(ours) == [8]
+
+
 def test_inputs_of_checkpoints_do_not_share_codes_of_few_bits():
     class Model(nn.Module):
         def __init__(self):

@@ -93,7 +93,10 @@ def test_an_uncompressed_qmodule_runs_its_model():
     x, y = batch()
     exact = model()
     step(exact, x, y)
-    for net in (actnn.QModule(model()), actnn.QModule(actnn.QModule(model()))):
+    inner = actnn.QModule(model())
+    with pytest.warns(actnn.ActNNWarning, match="replaces the settings of 'model'"):
+        outer = actnn.QModule(inner)
+    for net in (actnn.QModule(model()), outer):
         step(net, x, y)
         assert actnn.report(net).held < actnn.report(net).nbytes
         step(actnn.uncompress(net), x, y)

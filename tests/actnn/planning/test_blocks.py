@@ -31,7 +31,7 @@ def test_choices_have_words():
 def test_units_run_what_they_can():
     """Only units of several modules are compiled, and only pure ones recomputed."""
     single, block = nn.Tanh(), nn.Sequential(nn.Tanh())
-    units = [Unit("a", single), Unit("b", block), Unit("c", single, once=True)]
+    units = [Unit("a", single), Unit("b", block), Unit("c", single, once="it counts")]
     part, fused = BlockChoice("keep", memory=0.5), BlockChoice("compress", 4, fused=True)
     whole = BlockChoice("keep", memory=0.5, whole=True)
     keep, recompute = BlockChoice("keep"), BlockChoice("recompute", 8)
@@ -147,7 +147,7 @@ def test_modules_that_write_to_their_input_are_not_recomputed(bits):
     expected = [p.grad.clone() for p in net.parameters()]
     saving = actnn.compress(net, bits=32, min_bytes=0).actnn
     units = units_that_run(find_units(net), lambda: net(x))
-    assert [unit.once for unit in units] == [False, False, True, False]
+    assert [bool(unit.once) for unit in units] == [False, False, True, False]
     apply(saving, units, [BlockChoice("recompute", bits)] * 4)
     net.zero_grad()
     net(x).square().sum().backward()

@@ -1,12 +1,15 @@
 """Estimates are what steps hold, for many kinds of layers."""
 
 import copy
+from collections import UserDict
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import actnn
+from actnn.planning.training_step import TrainingStep, default_loss
 
 
 class First(nn.Module):
@@ -106,3 +109,134 @@ def test_an_estimate_is_what_steps_hold(name):
             assert expected == pytest.approx(held, rel=0.05)
         else:
             assert expected > held
+
+
+class FirstToken(nn.Module):
+    """A head on one token of many."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 256), nn.Linear(256, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x)[:, 0])
+
+
+def test_a_small_part_of_a_large_tensor_is_counted_as_it_is_held():
+    model, x = FirstToken(), torch.randn(TOKENS)
+    estimate = actnn.estimate(model, x, loss=sum_of_result)
+    assert estimate.total.exact == bytes_of_autograd(model, x) == 8 * 64 * 256 * 4
+    loss = sum_of_result(actnn.compress(model, bits=4), x)
+    assert estimate.total.compressed[4] == model.actnn.held_bytes == 8 * 256 * 4
+    del loss
+
+
+class Net(nn.Module):
+    """A model with frozen parameters and a buffer that backward needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.frozen = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 1)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("scale", torch.randn(16, 30, 30))
+
+    def forward(self, x):
+        return self.frozen(self.first(x) * self.scale)
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_tensors_in_other_mappings_are_the_batch(kind):
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)), torch.randn(8, 3, 32, 32)
+
+    def loss(model, batch):
+        assert type(batch) is kind
+        return sum_of_result(model, batch["x"])
+
+    batch = kind(x=x)
+    assert actnn.estimate(model, batch, loss=loss).total.exact == bytes_of_autograd(model, x)
+    assert batch["x"] is x
+    step = TrainingStep(model, batch, loss)
+    assert step.known()[-1] is x
+    assert step.shrunk(4).example["x"].shape[0] == 2
+
+
+def test_the_batch_buffers_and_frozen_parameters_are_not_counted():
+    model, x = Net(), torch.randn(8, 3, 32, 32)
+    own = bytes_of_autograd(model, x)
+    assert own == 8 * 16 * 30 * 30 * 4  # the input of the frozen layer
+    assert actnn.estimate(model, x, loss=sum_of_result).total.exact == own
+
+
+class Scored(nn.Module):
+    """A model that computes its loss, as those of Hugging Face do."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.inner, self.make = nn.Linear(4, 4), make
+
+    def forward(self, x):
+        y = self.inner(x)
+        return self.make(y.square().mean() if self.training else None, y)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda loss, y: {"logits": y, "loss": loss},
+        lambda loss, y: SimpleNamespace(logits=y, loss=loss),
+        lambda loss, y: UserDict(logits=y, loss=loss),
+    ],
+)
+def test_the_loss_of_a_model_is_the_default(make):
+    model, x = Scored(make), torch.randn(8, 4)
+    assert torch.equal(default_loss(model, x), model.inner(x).square().mean())
+    assert torch.equal(default_loss(model, UserDict(x=x)), default_loss(model, {"x": x}))
+
+
+def test_outputs_without_a_loss_are_one():
+    model, x = Scored(lambda loss, y: {"logits": y, "loss": loss}).eval(), torch.randn(8, 4)
+    assert torch.equal(default_loss(model, x), model.inner(x).square().mean())
+
+
+@pytest.fixture
+def wrong_fake():
+    """An operator whose version for tensors without data is wrong."""
+    with torch.library._scoped_library("actnn_tests", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+
+        def fake(x):
+            raise RuntimeError("Expected inputs of BF16 type")
+
+        library._register_fake("twice", fake)
+        yield torch.ops.actnn_tests.twice
+
+
+class Twice(nn.Module):
+    def __init__(self, operator, after):
+        super().__init__()
+        self.inner, self.operator, self.after = nn.Linear(64, 64), operator, after
+
+    def forward(self, x):
+        x = torch.tanh(self.inner(x))
+        self.operator(x)
+        return self.after(x)
+
+
+def test_operators_without_a_right_fake_version_run_in_earnest(wrong_fake, caplog):
+    x = torch.randn(512, 64)
+    exact = actnn.estimate(Twice(torch.neg, torch.exp), x)
+    assert actnn.estimate(Twice(wrong_fake, torch.exp), x) == exact
+    assert not caplog.records
+
+    def too_large(x):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+
+    with pytest.raises(actnn.ActNNError, match=r"actnn_tests\.twice.*report\(model, step=\)"):
+        actnn.estimate(Twice(wrong_fake, too_large), x)
+
+    def broken(x):
+        return x @ torch.ones(3, 3)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        actnn.estimate(Twice(wrong_fake, broken), x)

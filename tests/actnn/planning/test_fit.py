@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
+from torch.utils.checkpoint import checkpoint
 
 import actnn
 from actnn.planning import Planner, blocks
@@ -239,6 +240,37 @@ def test_noise_of_units_without_parameters_counts():
     noise = planner._noise((KEEP, BlockChoice("compress", 2), KEEP))
     assert 1e-4 < noise < planner._noise((BlockChoice("compress", 2),) * 3)
     assert planner._noise((KEEP, RECOMPUTE, KEEP)) == 0.0
+
+
+def test_plans_for_blocks_that_checkpoint_themselves():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Linear(64, 64)
+            self.blocks = nn.ModuleList(Block(64) for _ in range(4))
+
+        def forward(self, x):
+            x = self.stem(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    net, x = Net(), torch.randn(1024, 64)
+    planner = Planner(net, x, bits=(8, 4))
+    planner._measurement.apply([BlockChoice("compress", bits) for bits in (32, 8, 4, 2, 4)])
+    net(x)
+    inputs = [record for record in net.actnn.records if record.op == "checkpoint"]
+    # An input is made by the unit before, whose choice it has.
+    assert [record.choice.bits for record in inputs] == [32, 8, 4, 4]
+    keep, eight, four = (
+        planner._measurement.peak([choice] * 5)
+        for choice in (KEEP, BlockChoice("compress", 8), BlockChoice("compress", 4))
+    )
+    assert four < eight < keep
+    plan = planner.plan(eight)
+    assert plan.peak <= eight
+    assert 0 < plan.noise < 0.1
+    assert any(choice.bits for choice in plan.choices.values())
 
 
 def test_too_small_a_budget_is_an_error_with_one_that_is_feasible():

@@ -114,8 +114,8 @@ def test_one_storage_is_compressed_once():
 
 def test_a_tensor_that_one_node_saved_twice_is_decoded_once(monkeypatch):
     x = torch.randn(64, 64, requires_grad=True)
-    calls, decode = [], codec.decode
-    monkeypatch.setattr(codec, "decode", lambda codes: calls.append(0) or decode(codes))
+    calls, decode = [], codec.calls.decode
+    monkeypatch.setattr(codec.calls, "decode", lambda codes: calls.append(0) or decode(codes))
     with Saving(bits=8, min_bytes=0):
         y = x * 1
         z = (y * y).sum()
@@ -125,14 +125,14 @@ def test_a_tensor_that_one_node_saved_twice_is_decoded_once(monkeypatch):
 
 @pytest.mark.parametrize("projected", [True, False])
 def test_the_result_of_attention_lives_from_the_next_layer_to_attention(monkeypatch, projected):
-    made, decode = [], codec.decode
+    made, decode = [], codec.calls.decode
 
     def watch(codes):
         tensor = decode(codes)
         made.append((tuple(codes.shape), StorageWeakRef(tensor.untyped_storage())))
         return tensor
 
-    monkeypatch.setattr(codec, "decode", watch)
+    monkeypatch.setattr(codec.calls, "decode", watch)
     q, k, v = (torch.randn(2, 16, 4, 8, requires_grad=True).transpose(1, 2) for _ in range(3))
     weight = torch.randn(32, 3, requires_grad=True)
     saving = Saving(bits=8, min_bytes=0)

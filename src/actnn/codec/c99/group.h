@@ -37,19 +37,23 @@ static inline uint32_t actnn_word(float number) {
 }
 #endif
 
-/* scale is the reciprocal of the step times 2^(bits of a code's fraction). */
+#define ACTNN_MARK 0x80000000u
+#define ACTNN_INFINITY 0x7F800000u
+
+/* scale is the reciprocal of the step times 2^(bits of a code's fraction). Of a marked group, the
+   first and the last code are the bounds of the tensor. */
 typedef struct {
     float base, step, scale;
-    int finite;
+    int finite, marked;
 } ActnnGroup;
 
 /* Bits of a code's fraction. */
 static inline int actnn_fraction(int bits) { return bits < 8 ? 16 : 15; }
 
-/* The group of elements from `low` to `high`; both are NaN if an element is NaN. */
-static inline ActnnGroup actnn_group(float low, float high, int bits) {
-    const float most = (float)((1 << bits) - 1);
+/* The group of elements from `low` to `high`, whose codes have the range `most`. */
+static inline ActnnGroup actnn_group_with(float low, float high, int bits, float most) {
     ActnnGroup group;
+    group.marked = 0;
     const uint32_t word = actnn_word(low + 0.f); /* -0 becomes 0 */
     const uint32_t down = (word >> 31) && (word & 0xFFFFu) ? 0x10000u : 0u;
     group.base = actnn_number((word & 0xFFFF0000u) + down);
@@ -67,16 +71,52 @@ static inline ActnnGroup actnn_group(float low, float high, int bits) {
     return group;
 }
 
+/* The group of elements from `low` to `high`; both are NaN if an element is NaN. */
+static inline ActnnGroup actnn_group(float low, float high, int bits) {
+    return actnn_group_with(low, high, bits, (float)((1 << bits) - 1));
+}
+
+/* A group with elements at the bounds of its tensor, without NaN. The others are from `low` to
+   `high`; low > high says that there are none. */
+static inline ActnnGroup actnn_marked_group(float low, float high, int bits) {
+    const int none = low > high;
+    ActnnGroup group = actnn_group_with(none ? 0.f : low, none ? 0.f : high, bits,
+                                        bits == 1 ? 1.f : (float)((1 << bits) - 3));
+    if (bits == 1 && !none) { /* no code is left for them */
+        group.base = group.step = group.scale = 0.f;
+        group.finite = 0;
+    }
+    group.marked = group.finite;
+    return group;
+}
+
 /* Base and step in bfloat16, the base in the low half. */
 static inline uint32_t actnn_parameters(ActnnGroup group) {
-    return group.finite ? actnn_word(group.base) >> 16 | actnn_word(group.step)
+    return group.finite ? actnn_word(group.base) >> 16 | actnn_word(group.step) |
+                              (group.marked ? ACTNN_MARK : 0)
                         : ACTNN_NAN_PARAMETERS;
+}
+
+/* A double as a float; NaN if it is finite and the float is not. */
+static inline float actnn_narrow(double x) {
+    const float v = (float)x;
+    const int wide = (actnn_word(v) & ~ACTNN_MARK) == ACTNN_INFINITY && x - x == 0;
+    return wide ? actnn_number(0x7FC00000u) : v;
 }
 
 /* ACTNN_MAGIC + the code * 2^fraction + its fraction. `noise` is 2^23 + the noise. In a group that
    is not finite, x must be 0. */
 static inline uint32_t actnn_code_word(float x, ActnnGroup group, float noise) {
     return actnn_word(fmaf(x - group.base, group.scale, noise));
+}
+
+/* The code of an element of a marked group. */
+static inline uint32_t actnn_marked_code(float x, ActnnGroup group, float noise, int bits,
+                                         float lowest, float highest) {
+    const uint32_t last = (1u << bits) - 1;
+    if (x <= lowest) return 0;
+    if (x >= highest) return last;
+    return ((actnn_code_word(x, group, noise) - ACTNN_MAGIC) >> actnn_fraction(bits)) + 1;
 }
 
 #endif

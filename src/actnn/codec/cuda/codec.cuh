@@ -36,6 +36,7 @@ struct Codec {
     const int64_t *state;  // seed and step
     const int64_t *bits, *ends;  // of each row, and their inclusive sums, if BITS is 0
     int64_t rows, m, groups, tiles, group, capacity, tensor;  // groups and tiles of a row
+    float lowest, highest;                                    // the bounds of the elements
 
     int64_t runs() const { return (m + kRun - 1) / kRun; }
 };

@@ -2,18 +2,27 @@
 #include "actnn/codec/cuda/codec.cuh"
 
 struct Decoder {
+    const Codec &p;
     float base, step;
+    bool marked;
 
-    Decoder(uint32_t parameters)
-        : base(actnn_number(parameters << 16)), step(actnn_number(parameters & 0xFFFF0000u)) {}
+    Decoder(const Codec &p, uint32_t parameters)
+        : p(p),
+          base(actnn_number(parameters << 16)),
+          step(actnn_number(parameters & 0x7FFF0000u)),
+          marked(parameters & ACTNN_MARK) {}
 
     // The product is exact, so one rounding or two give the same number. `code` may have more bits
     // above those of the code.
     float operator()(uint32_t code, int bits) const {
-        const uint32_t magic = (code & ((1u << bits) - 1)) | ACTNN_MAGIC;
-        const float v = fmaf(actnn_number(magic) - 8388608.f, step, base);
-        // rounded parameters may lie beyond the largest element
-        return REAL == FLOAT16 ? max_or_nan(min_or_nan(v, 65504.f), -65504.f) : v;
+        const uint32_t last = (1u << bits) - 1, magic = (code & last) | ACTNN_MAGIC;
+        if (marked && (code & last) == 0) return p.lowest;
+        if (marked && (code & last) == last) return p.highest;
+        const float first = marked ? 8388609.f : 8388608.f;
+        // rounded parameters may lie beyond the largest element, and beyond the bounds
+        float v = fmaf(actnn_number(magic) - first, step, base);
+        if (REAL == FLOAT16) v = max_or_nan(min_or_nan(v, 65504.f), -65504.f);
+        return max_or_nan(min_or_nan(v, p.highest), p.lowest);
     }
 };
 
@@ -64,7 +73,7 @@ inline void decode_all(const Decoder &decoder, const uint32_t (&codes)[kParts], 
 
 // One group by a warp.
 inline void decode_group(const Codec &p, const Place &place) {
-    const Decoder decoder(p.params[place.index]);
+    const Decoder decoder(p, p.params[place.index]);
     const bool vectors = aligned(p, place);
 #pragma unroll 4
     for (int i = set_index() * kRun + first_element(); i < place.count; i += kSets * kRun) {
@@ -97,7 +106,7 @@ inline void decode_tile(const Codec &p, const Place &place) {
     char *const to = (char *)p.x + (place.at + run * kRun + first) * kElementBytes;
 #pragma unroll
     for (int j = 0; j < JOINED; ++j) {
-        const Decoder decoder(p.params[place.index + set_index() * JOINED + j]);
+        const Decoder decoder(p, p.params[place.index + set_index() * JOINED + j]);
 #pragma unroll
         for (int k = j * CHUNKS; k < (j + 1) * CHUNKS; ++k) {
             float v[kVector];

@@ -32,7 +32,7 @@ inline float number_of(uint32_t word, int index, int fraction) {
 // An element: its bits, or those of a float32.
 inline uint32_t element(const Codec &p, int64_t at) {
     if (REAL == FLOAT32) return ((const uint32_t *)p.x)[at];
-    if (REAL == FLOAT64) return actnn_word((float)((const double *)p.x)[at]);
+    if (REAL == FLOAT64) return actnn_word(actnn_narrow(((const double *)p.x)[at]));
     return ((const uint16_t *)p.x)[at];
 }
 
@@ -44,8 +44,8 @@ inline uint4 load(const Codec &p, int64_t at) {
     };
     const Doubles a = *(const Doubles *)((const double *)p.x + at);
     const Doubles b = *(const Doubles *)((const double *)p.x + at + 2);
-    return {actnn_word((float)a.first), actnn_word((float)a.second), actnn_word((float)b.first),
-            actnn_word((float)b.second)};
+    return {actnn_word(actnn_narrow(a.first)), actnn_word(actnn_narrow(a.second)),
+            actnn_word(actnn_narrow(b.first)), actnn_word(actnn_narrow(b.second))};
 }
 
 inline uint32_t word_of(const uint4 &v, int i) {
@@ -91,10 +91,12 @@ inline void include(const uint4 *x, uint32_t &low, uint32_t &high) {
         }
 }
 
-// The group whose elements kOf lanes hold.
+// The group whose elements kOf lanes hold, and whether some of these are at the bounds.
 template <int kOf>
-inline ActnnGroup group_of(uint32_t low, uint32_t high, int bits) {
-    return actnn_group(of_lanes<kOf>(low, least), of_lanes<kOf>(high, most), bits);
+inline ActnnGroup group_of(const Codec &p, uint32_t low, uint32_t high, int bits, bool &marked) {
+    const float lowest = of_lanes<kOf>(low, least), highest = of_lanes<kOf>(high, most);
+    marked = lowest <= p.lowest || highest >= p.highest;  // false if they are NaN
+    return actnn_group(lowest, highest, bits);
 }
 
 // Codes of four elements as bytes.
@@ -118,6 +120,20 @@ inline uint32_t codes_of(const uint4 &x, int part, const ActnnGroup &group, cons
             number_in(x, 4 * part + i), group,
             number_of(word_of(random, 2 * second + i / 2), i % 2 * 2, actnn_fraction(bits)));
     return bytes_of(words, bits);
+}
+
+// The same for a marked group.
+inline uint32_t marked_codes_of(const Codec &p, const uint4 &x, int part, const ActnnGroup &group,
+                                const uint4 &random, int second, int bits) {
+    uint32_t bytes = 0;
+    for (int i = 0; i < 4; ++i) {
+        const float noise =
+            number_of(word_of(random, 2 * second + i / 2), i % 2 * 2, actnn_fraction(bits));
+        bytes |=
+            actnn_marked_code(number_in(x, 4 * part + i), group, noise, bits, p.lowest, p.highest)
+            << 8 * i;
+    }
+    return bytes;
 }
 
 // Four codes in bytes, without gaps.
@@ -237,7 +253,10 @@ struct Window {
                 const uint4 random = noise.words((uint32_t)block, (uint32_t)(block >> 32));
                 for (int j = 0; j < 2; ++j) {
                     const int left = place.count - index(first_pair, k + j) - 4 * part;
-                    uint32_t bytes = codes_of(x[k + j], part, group, random, j, place.bits);
+                    uint32_t bytes =
+                        group.marked
+                            ? marked_codes_of(p, x[k + j], part, group, random, j, place.bits)
+                            : codes_of(x[k + j], part, group, random, j, place.bits);
                     if (left < 4) bytes = left > 0 ? bytes & ((1u << 8 * left) - 1) : 0;
                     *(uint32_t *)(codes + (2 * pair + j) * kRun + first_element() + 4 * part) =
                         bytes;
@@ -253,6 +272,28 @@ struct Window {
         __syncwarp();
     }
 };
+
+// A group with elements at the bounds, whose elements a warp holds, or reads.
+inline ActnnGroup marked_group(const Window &window, uint4 (&x)[2 * kPairs]) {
+    const Codec &p = window.p;
+    float low = actnn_number(ACTNN_INFINITY), high = -low;
+    for (int first = 0; first < window.pairs; first += kSets * kPairs) {
+        if (window.pairs > kSets * kPairs) window.load_all(first, x);
+#pragma unroll
+        for (int k = 0; k < 2 * kPairs; ++k)
+            for (int i = 0; i < kVector; ++i) {
+                const float v = number_in(x[k], i);
+                const bool inside = v > p.lowest && v < p.highest;
+                low = inside && v < low ? v : low;
+                high = inside && v > high ? v : high;
+            }
+    }
+    for (int mask = 1; mask < 32; mask *= 2) {
+        low = min_or_nan(low, actnn_number(shuffled(actnn_word(low), mask)));
+        high = max_or_nan(high, actnn_number(shuffled(actnn_word(high), mask)));
+    }
+    return actnn_marked_group(low, high, window.place.bits);
+}
 
 // One group by a warp.
 inline void encode_group(const Codec &p, const Place &place, const Noise &noise,
@@ -271,7 +312,9 @@ inline void encode_group(const Codec &p, const Place &place, const Noise &noise,
         window.load_all(first, x);
         include<2 * kPairs>(x, low, high);
     }
-    const ActnnGroup group = group_of<32>(low, high, place.bits);
+    bool marked;
+    ActnnGroup group = group_of<32>(p, low, high, place.bits, marked);
+    if (marked) group = marked_group(window, x);
     if (lane_index() == 0) p.params[place.index] = actnn_parameters(group);
     for (int first = 0; first < window.pairs; first += kStep) {
         if (window.pairs > kStep) window.load_all(first, x);
@@ -285,19 +328,23 @@ inline void encode_group(const Codec &p, const Place &place, const Noise &noise,
 // Place of a run's codes in shared memory.
 inline int run_bytes(int run) { return (run + run / kTileRuns) * kRun; }
 
-// The groups of a tile by a warp. The first one is at `place`.
-inline void encode_tile(const Codec &p, const Place &place, const Noise &noise,
+// The groups of a tile by a warp. The first one is at `place`. Returns whether they are encoded:
+// not if one has elements at the bounds.
+inline bool encode_tile(const Codec &p, const Place &place, const Noise &noise,
                         unsigned char *codes) {
     const int run = set_index() * kTileRuns, first = first_element(), bits = place.bits;
     uint4 x[kTileRuns];
 #pragma unroll
     for (int k = 0; k < kTileRuns; ++k) x[k] = load(p, place.at + (run + k) * kRun + first);
     ActnnGroup groups[JOINED];
+    bool bounds = false;
 #pragma unroll
     for (int j = 0; j < JOINED; ++j) {
         uint32_t low = x[j * CHUNKS].x, high = low;
         include<CHUNKS>(x + j * CHUNKS, low, high);
-        groups[j] = group_of<kLanes>(low, high, bits);
+        bool marked;
+        groups[j] = group_of<kLanes>(p, low, high, bits, marked);
+        bounds |= marked;
         if (first == 0)
             p.params[place.index + set_index() * JOINED + j] = actnn_parameters(groups[j]);
         if (!groups[j].finite) {
@@ -306,6 +353,7 @@ inline void encode_tile(const Codec &p, const Place &place, const Noise &noise,
             asm volatile("");  // a branch instead of a selection per word
         }
     }
+    if (any_lane(bounds)) return false;
     const uint32_t block = (uint32_t)(place.run + run) * 4 + first / 4;
 #pragma unroll
     for (int k = 0; k < kTileRuns; k += 2)
@@ -318,6 +366,7 @@ inline void encode_tile(const Codec &p, const Place &place, const Noise &noise,
     __syncwarp();
     for (int each = lane_index(); each < kSets * kTileRuns; each += 32)
         store_run(place.words + each * bits, codes + run_bytes(each), bits);
+    return true;
 }
 #endif
 
@@ -334,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, kBlocks)
     unsigned char *const codes = memory + threadIdx.x / 32 * kWarpBytes;
     const Place place(p, share.row, share.first);
 #if CHUNKS
-    if (share.tile && place.stored) return encode_tile(p, place, noise, codes);
+    if (share.tile && place.stored && encode_tile(p, place, noise, codes)) return;
 #endif
     encode_group(p, place, noise, codes);
     for (int i = 1; i < (share.tile ? kGroups : 1); ++i)

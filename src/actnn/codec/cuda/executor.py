@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,13 +12,15 @@ import torch
 from torch import Tensor
 
 from actnn._errors import ActNNError
-from actnn.codec.codes import DTYPES
+from actnn.codec.codes import DTYPES, UNBOUNDED, Bounds, reached
 from actnn.codec.noise import RUN
+from kernel_runtime._native import TensorLaunch
 from kernel_runtime.cuda import driver
 from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.disk_cache import DiskCache
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine
 from kernel_runtime.cuda.sources import Sources
+from kernel_runtime.cuda.tensor_launch import tensor_launch
 
 _CUDA = Path(__file__).parent
 SOURCES = Sources(
@@ -38,13 +39,17 @@ CodecC: Any = structure(
     "CodecC",
     **dict.fromkeys("x data params state bits ends".split(), _Pointer),
     **dict.fromkeys("rows m groups tiles group capacity tensor".split(), _Long),
+    **dict.fromkeys("lowest highest".split(), ctypes.c_float),
 )
+VARYING = tuple("x data params state bits ends capacity tensor".split())
+"""What differs between the launches for tensors of one size."""
+
 SumsC: Any = structure("SumsC", given=_Pointer, bits=_Pointer, ends=_Pointer, rows=_Long)
 _THREADS, _WARPS = 256, 8
 # runs of which a lane has a part: those that hide the latency of memory, and the most
 _FULL_CHUNKS, _MOST_CHUNKS = 8, 16
 _VECTOR_BYTES = 16
-_MOST_IN_TILES = 1 << 35  # elements: 2^32 blocks of noise
+MOST_IN_TILES = 1 << 35  # elements: 2^32 blocks of noise
 
 
 class Chosen(NamedTuple):
@@ -91,52 +96,52 @@ def kernel_of(
     return Chosen(Kernel.of(function, function, macros), sets * joined if chunks else 0, shared)
 
 
-class _Launch:
-    """A launch of one kernel for tensors of one size."""
+def _launch(
+    function: str,
+    dtype: torch.dtype,
+    bits: int,
+    group: int,
+    stochastic: bool,
+    tiles: bool,
+    rows: int,
+    m: int,
+    device: torch.device,
+    bounds: Bounds = UNBOUNDED,
+    machine: Machine | None = None,
+) -> TensorLaunch:
+    """Return a launch for tensors of one size, which takes the values of `VARYING`.
 
-    def __init__(
-        self,
-        function: str,
-        dtype: torch.dtype,
-        bits: int,
-        group: int,
-        stochastic: bool,
-        tiles: bool,
-        rows: int,
-        m: int,
-        machine: Machine,
-    ) -> None:
-        chosen = kernel_of(function, dtype, bits, group, stochastic, tiles)
-        groups = -(-m // group)
-        tiles_of_row = m // (chosen.tile * group) if chosen.tile else 0
-        warps = rows * (groups - tiles_of_row * max(chosen.tile - 1, 0))
-        grid = Grid((-(-warps // _WARPS), 1), _THREADS, shared_bytes=chosen.shared_bytes)
-        self._arguments = CodecC(rows=rows, m=m, groups=groups, tiles=tiles_of_row, group=group)
-        self._machine = machine
-        self._prepared = machine.prepare(chosen.kernel, grid, self._arguments)
-        self._lock = threading.Lock()
-
-    def start(
-        self,
-        x: int,
-        data: int,
-        params: int,
-        state: int | None,
-        bits: int | None,
-        ends: int | None,
-        capacity: int,
-        tensor: int,
-    ) -> None:
-        """Start it on the current stream."""
-        arguments = self._arguments
-        with self._lock:  # the driver copies the arguments before it returns
-            arguments.x, arguments.data, arguments.params = x, data, params
-            arguments.state, arguments.bits, arguments.ends = state, bits, ends
-            arguments.capacity, arguments.tensor = capacity, tensor
-            self._prepared.start(self._machine.stream())
+    Args:
+        function: 'encode' or 'decode'.
+        dtype: dtype of the elements.
+        bits: Bits of a code, or 0 for bits per row.
+        group: Elements of a group.
+        stochastic: Whether codes are rounded stochastically.
+        tiles: See `kernel_of`.
+        rows: Number of rows.
+        m: Elements of a row.
+        device: The device of the tensors.
+        bounds: Of the elements.
+        machine: The machine that runs the kernel; None for the GPU of the tensors.
+    """
+    chosen = kernel_of(function, dtype, bits, group, stochastic, tiles)
+    groups = -(-m // group)
+    tiles_of_row = m // (chosen.tile * group) if chosen.tile else 0
+    warps = rows * (groups - tiles_of_row * max(chosen.tile - 1, 0))
+    grid = Grid((-(-warps // _WARPS), 1), _THREADS, shared_bytes=chosen.shared_bytes)
+    arguments = CodecC(rows=rows, m=m, groups=groups, tiles=tiles_of_row, group=group)
+    arguments.lowest, arguments.highest = reached(bounds) if function == "encode" else bounds
+    if machine is None:
+        machine = driver.machine_of(device, SOURCES)
+    return tensor_launch(machine, device, chosen.kernel, grid, arguments, VARYING)
 
 
-_launch_of: Callable[..., _Launch] = lru_cache(maxsize=2048)(_Launch)
+launch_of: Callable[..., TensorLaunch] = lru_cache(maxsize=4096)(_launch)
+
+
+def in_tiles(x: Tensor) -> bool:
+    """Whether a warp can handle several groups of a tensor at once, see `kernel_of`."""
+    return x.data_ptr() % _VECTOR_BYTES == 0 and x.numel() < MOST_IN_TILES
 
 
 def run(
@@ -153,6 +158,7 @@ def run(
     bits_of: Tensor | None = None,
     ends: Tensor | None = None,
     capacity: int = 0,
+    bounds: Bounds = UNBOUNDED,
     machine: Machine | None = None,
 ) -> None:
     """Encode or decode on the current stream.
@@ -171,6 +177,7 @@ def run(
         bits_of: int64 (rows,), the bits of each row if `bits` is 0.
         ends: int64 (rows,), the inclusive sums of `bits_of`.
         capacity: Sum of bits that data can hold if `bits` is 0.
+        bounds: Of the elements.
         machine: The machine that runs the kernel; None for the GPU of x.
 
     Raises:
@@ -180,26 +187,16 @@ def run(
     n = x.numel()
     if not n:
         return
-    address, data_address, params_address = x.data_ptr(), data.data_ptr(), params.data_ptr()
-    if (data_address | params_address) % 4:
+    if (data.data_ptr() | params.data_ptr()) % 4:
         raise ActNNError("Expected codes and parameters to begin at multiples of 4 bytes")
-    tiles = address % _VECTOR_BYTES == 0 and n < _MOST_IN_TILES
+    tiles = in_tiles(x)
     m = n
     if rows > 1:
         m = n // rows
         tiles = tiles and m % (2 * RUN) == 0
-    if machine is None:
-        machine = driver.machine_of(x.device, SOURCES)
-    _launch_of(function, x.dtype, bits, group, stochastic, tiles, rows, m, machine).start(
-        address,
-        data_address,
-        params_address,
-        None if state is None else state.data_ptr(),
-        None if bits_of is None else bits_of.data_ptr(),
-        None if ends is None else ends.data_ptr(),
-        capacity,
-        tensor,
-    )
+    shape = (function, x.dtype, bits, group, stochastic, tiles, rows, m)
+    start = launch_of(*shape, x.device, bounds, machine)
+    start(x, data, params, state, bits_of, ends, capacity, tensor)
 
 
 def sums_of(bits: Tensor, machine: Machine | None = None) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ struct Codec {
     uint32_t step, tensor;
     Real real;
     bool stochastic;
+    float lowest, highest;  // the bounds of the elements
 
     int64_t groups() const { return (m + group - 1) / group; }
     int64_t runs() const { return (m + 31) / 32; }

@@ -14,7 +14,7 @@ float from_half(uint32_t half) {
 
 uint32_t to_half(float v) {
     const uint32_t word = actnn_word(v), sign = word >> 16 & 0x8000u, size = word & 0x7FFFFFFFu;
-    if (size > 0x7F800000u) return sign | 0x7E00u;
+    if (size >= ACTNN_INFINITY) return sign | (size > ACTNN_INFINITY ? 0x7E00u : 0x7C00u);
     // A sum whose unit is that of the result rounds to it. Numbers below 2^-14 have one unit.
     const uint32_t exponent = std::max(size >> 23, 113u);
     const float sum = actnn_number(size) + actnn_number((exponent + 13) << 23);
@@ -31,7 +31,7 @@ template <Real kReal>
 void load(const Codec &codec, int64_t at, int count, float *to) {
     if constexpr (kReal == kFloat32) std::memcpy(to, (const float *)codec.x + at, 4 * count);
     if constexpr (kReal == kFloat64)
-        for (int i = 0; i < count; ++i) to[i] = float(((const double *)codec.x)[at + i]);
+        for (int i = 0; i < count; ++i) to[i] = actnn_narrow(((const double *)codec.x)[at + i]);
     const uint16_t *const halves = (const uint16_t *)codec.x + at;
     if constexpr (kReal == kFloat16)
         for (int i = 0; i < count; ++i) to[i] = from_half(halves[i]);
@@ -46,14 +46,23 @@ void store(const Codec &codec, int64_t at, int count, const float *from) {
         for (int i = 0; i < count; ++i) ((double *)codec.x)[at + i] = from[i];
     uint16_t *const halves = (uint16_t *)codec.x + at;
     if constexpr (kReal == kFloat16)
-        for (int i = 0; i < count; ++i) {
-            // rounded parameters may lie beyond the largest element
-            const float low = from[i] < -65504.f ? -65504.f : from[i];
-            halves[i] = uint16_t(to_half(low > 65504.f ? 65504.f : low));
-        }
+        for (int i = 0; i < count; ++i) halves[i] = uint16_t(to_half(from[i]));
     if constexpr (kReal == kBFloat16)
         for (int i = 0; i < count; ++i) halves[i] = uint16_t(to_bfloat16(from[i]));
 }
+
+// The smallest and the largest number between the bounds of a tensor.
+struct Inner {
+    float low = INFINITY, high = -INFINITY;
+
+    void add(const Codec &codec, const float *x, int count) {
+        for (int i = 0; i < count; ++i)
+            if (x[i] > codec.lowest && x[i] < codec.highest) {
+                low = std::min(low, x[i]);
+                high = std::max(high, x[i]);
+            }
+    }
+};
 
 // The smallest and the largest number seen; both are NaN if a number was NaN.
 struct Range {
@@ -88,11 +97,10 @@ struct Range {
         std::memcpy(high, most, sizeof high);
         std::memcpy(nan, seen, sizeof nan);
     }
-    ActnnGroup group(int bits) const {
-        for (uint32_t found : nan)
-            if (found) return actnn_group(NAN, NAN, bits);
-        return actnn_group(*std::min_element(low, low + kLanes),
-                           *std::max_element(high, high + kLanes), bits);
+    float least() const { return is_nan() ? NAN : *std::min_element(low, low + kLanes); }
+    float most() const { return is_nan() ? NAN : *std::max_element(high, high + kLanes); }
+    bool is_nan() const {
+        return std::any_of(nan, nan + kLanes, [](uint32_t found) { return found != 0; });
     }
 };
 
@@ -158,12 +166,17 @@ struct Place {
 };
 
 // Codes of up to kPiece elements, written as whole runs.
-void encode_piece(const float *x, const float *noise, int count, const ActnnGroup &group, int bits,
-                  uint8_t *to) {
+void encode_piece(const Codec &codec, const float *x, const float *noise, int count,
+                  const ActnnGroup &group, int bits, uint8_t *to) {
     uint8_t codes[kPiece];
     const int whole = (count + kRun - 1) / kRun * kRun, fraction = actnn_fraction(bits);
-    for (int i = 0; i < count; ++i)
-        codes[i] = uint8_t((actnn_code_word(x[i], group, noise[i]) - ACTNN_MAGIC) >> fraction);
+    if (group.marked)
+        for (int i = 0; i < count; ++i)
+            codes[i] = uint8_t(
+                actnn_marked_code(x[i], group, noise[i], bits, codec.lowest, codec.highest));
+    else
+        for (int i = 0; i < count; ++i)
+            codes[i] = uint8_t((actnn_code_word(x[i], group, noise[i]) - ACTNN_MAGIC) >> fraction);
     std::memset(codes + count, 0, size_t(whole - count));
     uint8_t packed[kPiece + 8], *end = packed;
     for (int i = 0; i < whole; i += 8, end += bits) {
@@ -185,7 +198,17 @@ void encode_group(const Codec &codec, int64_t index) {
         load<kReal>(codec, place.at + i, count, x);
         range.add(x, count);
     }
-    const ActnnGroup group = range.group(place.bits);
+    const float low = range.least(), high = range.most();
+    ActnnGroup group = actnn_group(low, high, place.bits);
+    if (low <= codec.lowest || high >= codec.highest) {
+        Inner inner;
+        for (int64_t i = 0; i < place.count; i += kPiece) {
+            const int count = int(std::min<int64_t>(place.count - i, kPiece));
+            if (place.count > kPiece) load<kReal>(codec, place.at + i, count, x);
+            inner.add(codec, x, count);
+        }
+        group = actnn_marked_group(inner.low, inner.high, place.bits);
+    }
     codec.params[index] = place.stored ? actnn_parameters(group) : ACTNN_NAN_PARAMETERS;
     if (!place.stored) return;
     for (int64_t i = 0; i < place.count; i += kPiece) {
@@ -195,7 +218,7 @@ void encode_group(const Codec &codec, int64_t index) {
         const int64_t run = place.run + i / kRun, odd = run % 2;
         for (int64_t at = 0; at < odd * kRun + count; at += 2 * kRun)
             noise_of(codec, run / 2 + at / (2 * kRun), actnn_fraction(place.bits), noise + at);
-        encode_piece(x, noise + odd * kRun, count, group, place.bits,
+        encode_piece(codec, x, noise + odd * kRun, count, group, place.bits,
                      place.data + i / 8 * place.bits);
     }
 }
@@ -204,7 +227,13 @@ template <Real kReal>
 void decode_group(const Codec &codec, int64_t index) {
     const Place place(codec, index);
     const float base = actnn_number(codec.params[index] << 16);
-    const float step = actnn_number(codec.params[index] & 0xFFFF0000u);
+    const float step = actnn_number(codec.params[index] & 0x7FFF0000u);
+    const bool marked = codec.params[index] & ACTNN_MARK;
+    const int last = (1 << place.bits) - 1;
+    // rounded parameters may lie beyond the largest element, and beyond the bounds
+    const float most = kReal == kFloat16 ? 65504.f : INFINITY;
+    const float lowest = std::max(codec.lowest, -most), highest = std::min(codec.highest, most);
+    const bool limited = lowest > -INFINITY || highest < INFINITY;
     uint8_t codes[kPiece] = {}, packed[kPiece + 8] = {};
     float v[kPiece];
     for (int64_t i = 0; i < place.count; i += kPiece) {
@@ -220,7 +249,11 @@ void decode_group(const Codec &codec, int64_t index) {
             std::memcpy(codes + j, &eight, 8);
         }
         // the product is exact
-        for (int j = 0; j < count; ++j) v[j] = base + float(codes[j]) * step;
+        for (int j = 0; j < count; ++j) v[j] = base + float(codes[j] - marked) * step;
+        for (int j = 0; limited && j < count; ++j)
+            v[j] = v[j] < lowest ? lowest : v[j] > highest ? highest : v[j];
+        for (int j = 0; marked && j < count; ++j)
+            if (codes[j] == 0 || codes[j] == last) v[j] = codes[j] ? codec.highest : codec.lowest;
         store<kReal>(codec, place.at + i, count, v);
     }
 }

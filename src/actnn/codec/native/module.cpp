@@ -10,7 +10,7 @@ namespace {
 template <void (*run)(const actnn::Codec &, int)>
 void call(uintptr_t x, uintptr_t data, uintptr_t params, uintptr_t bits, uintptr_t ends,
           int64_t rows, int64_t m, int64_t group, int64_t capacity, uint64_t seed, uint32_t step,
-          uint32_t tensor, int real, bool stochastic, int threads) {
+          uint32_t tensor, int real, bool stochastic, float lowest, float highest, int threads) {
     const actnn::Codec codec{reinterpret_cast<void *>(x),
                              reinterpret_cast<uint8_t *>(data),
                              reinterpret_cast<uint32_t *>(params),
@@ -24,7 +24,9 @@ void call(uintptr_t x, uintptr_t data, uintptr_t params, uintptr_t bits, uintptr
                              step,
                              tensor,
                              static_cast<actnn::Real>(real),
-                             stochastic};
+                             stochastic,
+                             lowest,
+                             highest};
     nb::gil_scoped_release release;
     run(codec, threads);
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from actnn._errors import ActNNError
+from kernel_runtime._native import TensorLaunch
 from kernel_runtime.cuda import driver
 from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.disk_cache import DiskCache
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine
 from kernel_runtime.cuda.sources import Sources
+from kernel_runtime.cuda.tensor_launch import tensor_launch
 
 _CUDA = Path(__file__).parent
 SOURCES = Sources(
@@ -116,14 +118,30 @@ def run(
     n = x.numel()
     if not n:
         return
-    addresses = [None if t is None else t.data_ptr() for t in (x, y, bits, seed)]
-    aligned = not (addresses[0] or 0) % 16 and not (addresses[1] or 0) % 16
-    if machine is None:
-        machine = driver.machine_of(x.device, SOURCES)
-    blocks = -(-n // (_EACH * _THREADS))
-    arguments = PointwiseC(*addresses, n, tensor, low, high, slope)
+    aligned = not (x.data_ptr() | (0 if y is None else y.data_ptr())) % 16
     kernel = kernel_of(function, x.dtype, aligned, kind, width)
-    machine.launch(kernel, Grid((blocks, 1), _THREADS), arguments)
+    _launch_of(kernel, n, low, high, slope, x.device, machine)(x, y, bits, seed, tensor)
+
+
+def _launch(
+    kernel: Kernel,
+    n: int,
+    low: float,
+    high: float,
+    slope: float,
+    device: torch.device,
+    machine: Machine | None,
+) -> TensorLaunch:
+    """Return a launch for tensors of one size: a function of x, y, bits, seed and tensor."""
+    if machine is None:
+        machine = driver.machine_of(device, SOURCES)
+    arguments = PointwiseC(n=n, low=low, high=high, slope=slope)
+    grid = Grid((-(-n // (_EACH * _THREADS)), 1), _THREADS)
+    varying = ("x", "y", "bits", "seed", "tensor")
+    return tensor_launch(machine, device, kernel, grid, arguments, varying)
+
+
+_launch_of: Callable[..., TensorLaunch] = lru_cache(maxsize=4096)(_launch)
 
 
 def run_windows(

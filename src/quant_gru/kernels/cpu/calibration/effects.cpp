@@ -21,6 +21,7 @@ constexpr double kWide = 1 << 14;
 constexpr double kFlatSigmoid = 11, kFlatTanh = 6, kCovered = 31. / 32;
 constexpr float kClipped = 2.f;
 constexpr double kTie = 1e-9, kZeroTie = 0.02;
+constexpr double kLeastScale = 0x1p-126, kMostScale = 0x1p127;
 constexpr int kCoarser = 1, kFiner = 16, kPatience = 3;
 constexpr int64_t kLanes = 16, kChunk = 512;
 
@@ -107,6 +108,58 @@ QG_CHANGES(changes_of_reset, Path::reset, false)
 QG_CHANGES(changes_of_state, Path::state, false)
 #undef QG_CHANGES
 
+// A row of steps, with where its values go; see Effects::Values.
+struct Row {
+    int64_t H;
+    float factor;
+    const float *all_Wx, *all_Rh, *before;
+    float *Wx[3], *Rh[3], *slope[3], *curvature[3];
+    float *z_pre, *r_pre, *g_pre, *z, *r, *g, *rRh, *old, *fresh, *h, *reach, *from_old, *from_new;
+};
+
+QG_CLONES void evaluate(const Row &v) {
+    const int64_t H = v.H;
+    QG_INDEPENDENT
+    for (int64_t j = 0; j < H; ++j) {
+        const float Wx_z = v.factor * v.all_Wx[H + j], Rh_z = v.factor * v.all_Rh[H + j];
+        const float Wx_r = v.factor * v.all_Wx[j], Rh_r = v.factor * v.all_Rh[j];
+        const float Wx_g = v.factor * v.all_Wx[2 * H + j], Rh_g = v.factor * v.all_Rh[2 * H + j];
+        const float before = v.before[j], z_pre = Wx_z + Rh_z, r_pre = Wx_r + Rh_r;
+        const float z = sigmoid(z_pre), r = sigmoid(r_pre), rRh = r * Rh_g, g_pre = Wx_g + rRh;
+        const float g = hyperbolic_tangent(g_pre), from_old = before - g, from_new = 1 - z;
+        v.Wx[0][j] = Wx_z;
+        v.Wx[1][j] = Wx_r;
+        v.Wx[2][j] = Wx_g;
+        v.Rh[0][j] = Rh_z;
+        v.Rh[1][j] = Rh_r;
+        v.Rh[2][j] = Rh_g;
+        v.z_pre[j] = z_pre;
+        v.r_pre[j] = r_pre;
+        v.g_pre[j] = g_pre;
+        v.z[j] = z;
+        v.r[j] = r;
+        v.g[j] = g;
+        v.rRh[j] = rRh;
+        v.from_old[j] = from_old;
+        v.from_new[j] = from_new;
+        const float old = z * before, fresh = from_new * g;
+        v.old[j] = old;
+        v.fresh[j] = fresh;
+        v.h[j] = old + fresh;
+        const float of_update = z * from_new * from_old;
+        v.slope[0][j] = of_update;
+        v.curvature[0][j] = of_update * (0.5f - z);
+        const float of_candidate = (1 - g * g) * from_new;
+        v.slope[2][j] = of_candidate;
+        v.curvature[2][j] = -g * of_candidate;
+        const float inner = r * (1 - r) * Rh_g;
+        v.slope[1][j] = of_candidate * inner;
+        v.curvature[1][j] = of_candidate * (inner * (0.5f - r) - g * inner * inner);
+        const float size = Rh_g < 0 ? -Rh_g : Rh_g;
+        v.reach[j] = size > 1.f ? size : 1.f;
+    }
+}
+
 using Changes = void (*)(const Run &, int64_t, const Grid &, float *);
 
 // The errors of the states after a step; returns the sum of their squares, in lanes whose order
@@ -180,40 +233,30 @@ const Effects::Values &Effects::values(double stretch) {
         for (auto *each : {&v.Wx[i], &v.Rh[i], &v.slope[i], &v.curvature[i]}) *each = sized(count);
     const auto factor = static_cast<float>(stretch);
     for (int64_t row = 0; row < rows_; ++row) {
-        const float *Wx = steps_.Wx + row * 3 * H, *Rh = steps_.Rh + row * 3 * H;
-        for (int64_t j = 0; j < H; ++j) {
-            const auto at = static_cast<size_t>(row * H + j);
-            const int64_t column[3] = {H + j, j, 2 * H + j};
-            for (int i = 0; i < 3; ++i) {
-                v.Wx[i][at] = factor * Wx[column[i]];
-                v.Rh[i][at] = factor * Rh[column[i]];
-            }
-            const float before = steps_.before[at], Rh_g = v.Rh[2][at];
-            v.z_pre[at] = v.Wx[0][at] + v.Rh[0][at];
-            v.r_pre[at] = v.Wx[1][at] + v.Rh[1][at];
-            const float z = sigmoid(v.z_pre[at]), r = sigmoid(v.r_pre[at]);
-            v.rRh[at] = r * Rh_g;
-            v.g_pre[at] = v.Wx[2][at] + v.rRh[at];
-            const float g = hyperbolic_tangent(v.g_pre[at]);
-            v.z[at] = z;
-            v.r[at] = r;
-            v.g[at] = g;
-            v.from_old[at] = before - g;
-            v.from_new[at] = 1 - z;
-            v.old[at] = z * before;
-            v.fresh[at] = (1 - z) * g;
-            v.h[at] = v.old[at] + v.fresh[at];
-            const float of_update = z * (1 - z) * v.from_old[at];
-            v.slope[0][at] = of_update;
-            v.curvature[0][at] = of_update * (0.5f - z);
-            const float of_candidate = (1 - g * g) * v.from_new[at];
-            v.slope[2][at] = of_candidate;
-            v.curvature[2][at] = -g * of_candidate;
-            const float inner = r * (1 - r) * Rh_g;
-            v.slope[1][at] = of_candidate * inner;
-            v.curvature[1][at] = of_candidate * (inner * (0.5f - r) - g * inner * inner);
-            v.reach[at] = std::max(1.f, std::fabs(Rh_g));
-        }
+        const auto at = static_cast<size_t>(row * H);
+        const auto three = [at](std::vector<float>(&of)[3], int i) { return of[i].data() + at; };
+        evaluate({H,
+                  factor,
+                  steps_.Wx + row * 3 * H,
+                  steps_.Rh + row * 3 * H,
+                  steps_.before + at,
+                  {three(v.Wx, 0), three(v.Wx, 1), three(v.Wx, 2)},
+                  {three(v.Rh, 0), three(v.Rh, 1), three(v.Rh, 2)},
+                  {three(v.slope, 0), three(v.slope, 1), three(v.slope, 2)},
+                  {three(v.curvature, 0), three(v.curvature, 1), three(v.curvature, 2)},
+                  v.z_pre.data() + at,
+                  v.r_pre.data() + at,
+                  v.g_pre.data() + at,
+                  v.z.data() + at,
+                  v.r.data() + at,
+                  v.g.data() + at,
+                  v.rRh.data() + at,
+                  v.old.data() + at,
+                  v.fresh.data() + at,
+                  v.h.data() + at,
+                  v.reach.data() + at,
+                  v.from_old.data() + at,
+                  v.from_new.data() + at});
     }
     return v;
 }
@@ -335,6 +378,7 @@ Choice Effects::choose(Quantized op, const Codes &codes) {
     // Returns whether the scale is better than all before, with any zero point.
     const auto consider = [&](double scale) {
         scale = static_cast<double>(static_cast<float>(scale));
+        if (scale < kLeastScale || scale > kMostScale) return false;
         bool better = false;
         double at_scale = INFINITY;
         for (double zero : zero_points(codes, scale)) {

@@ -74,8 +74,9 @@ Table table_of(const TableNumbers &n, const QuantizerNumbers &pre) {
     return t;
 }
 
-Matrix matrix_of(const MatrixNumbers &n, const QuantizerNumbers &operand,
+Matrix matrix_of(const MatrixNumbers &n, const QuantizerNumbers &given,
                  const QuantizerNumbers &out) {
+    const QuantizerNumbers operand = given.inner();
     Matrix m;
     m.codes = n.codes;
     m.kind = n.kind;
@@ -87,6 +88,7 @@ Matrix matrix_of(const MatrixNumbers &n, const QuantizerNumbers &operand,
     m.lo = out.lo() - out.zero;
     m.hi = out.hi() - out.zero;
     m.zero = operand.zero;
+    m.moved = operand.zero - given.zero;
     m.least = operand.lo() - operand.zero;
     m.most = operand.hi() - operand.zero;
     m.reach = operand.reach();
@@ -116,7 +118,8 @@ void find_exactness(const CellNumbers &n, const Products &products, LayerPlan &p
                                       &n.r, &n.g, &n.rRh, &n.old_contrib, &n.new_contrib})
         widest = std::max(widest, q->bits);
     const uint64_t product = std::max({products.rRh, products.old_contrib, products.new_contrib});
-    const uint64_t sums = std::max(accumulator_bound(n.W, n.x), accumulator_bound(n.R, n.h));
+    const uint64_t sums =
+        std::max(accumulator_bound(n.W, n.x.inner()), accumulator_bound(n.R, n.h));
     // One-term sums of any tier are exact in float64: it rounds v * M once if |v| < 2^53.
     plan.narrow = widest <= kNarrowBits && none_e && sums < power(52) && product < power(53);
     // float32 is exact for two-term sums of tier a, products below 2^24 and 24-bit multipliers.

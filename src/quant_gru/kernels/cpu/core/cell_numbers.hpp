@@ -12,7 +12,7 @@ struct QuantizerNumbers {
     int bits = 0;  // 0: a product that is fused, so it has no code
     bool is_signed = true;
     float scale = 1;
-    int64_t zero = 0;
+    int64_t zero = 0;  // beyond the codes of x where ranges exclude 0; see `inner`
 
     bool present() const { return bits > 0; }
     int64_t lo() const { return is_signed ? -(int64_t{1} << (bits - 1)) : 0; }
@@ -20,6 +20,12 @@ struct QuantizerNumbers {
     // The largest |code - zero|.
     int64_t reach() const { return zero - lo() > hi() - zero ? zero - lo() : hi() - zero; }
     Container container() const;
+    // The same codes with the nearest one as zero point: what the cell computes with.
+    QuantizerNumbers inner() const {
+        QuantizerNumbers q = *this;
+        q.zero = zero < lo() ? lo() : zero > hi() ? hi() : zero;
+        return q;
+    }
 };
 
 // A weighted sum of one or two terms: rne((M[0] v1 + M[1] v2) / 2^k).

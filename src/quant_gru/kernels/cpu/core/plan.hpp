@@ -107,6 +107,7 @@ struct Matrix {
     int bias_shift = 0;           // wide layers: the bias has a unit of 2^bias_shift
     int64_t lo = 0, hi = 0;       // limits minus the zero point
     int64_t zero = 0;             // zero point of the operand
+    int64_t moved = 0;            // this zero point minus that of real values
     int64_t least = 0, most = 0;  // limits of the operand minus its zero point
     int64_t reach = 0;            // the largest |code - zero point| of the operand
     int weight_bits = 0, operand_bits = 0;

@@ -266,14 +266,15 @@ void advance(const WidePlan &p, const int64_t *Wx, const int64_t *Rh, const uint
 }
 
 // Zero-point-free codes of real values: clamp(rne(x / scale)). Returns whether one was NaN.
-bool quantize_row(const float *x, int n, float scale, int64_t least, int64_t most, int64_t *to) {
-    const auto lo = static_cast<double>(least), hi = static_cast<double>(most);
+bool quantize_row(const float *x, int n, float scale, const WideProjection &p, int64_t *to) {
+    const auto lo = static_cast<double>(p.least + p.moved);
+    const auto hi = static_cast<double>(p.most + p.moved);
     bool nan = false;
     for (int i = 0; i < n; ++i) {
         const double v = std::nearbyint(x[i] / scale);
         const bool is_nan = v != v;
         nan |= is_nan;
-        to[i] = is_nan ? 0 : static_cast<int64_t>(v < lo ? lo : v > hi ? hi : v);
+        to[i] = is_nan ? 0 : static_cast<int64_t>(v < lo ? lo : v > hi ? hi : v) - p.moved;
     }
     return nan;
 }
@@ -286,8 +287,7 @@ bool read_operand(const Source &from, int64_t first, const Quantizer &q, const W
         return false;
     }
     if (from.real)
-        return quantize_row(static_cast<const float *>(from.data) + first, n, q.scale, p.least,
-                            p.most, to);
+        return quantize_row(static_cast<const float *>(from.data) + first, n, q.scale, p, to);
     read_codes(from.data, q.container, first, p.zero, n, to);
     return false;
 }

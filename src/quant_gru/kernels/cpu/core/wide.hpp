@@ -15,6 +15,7 @@ struct WideProjection {
     const int64_t *M = nullptr, *k = nullptr;  // (channels)
     int64_t lo = 0, hi = 0;                    // limits less the zero point of the result
     int64_t zero = 0;                          // zero point of the operand
+    int64_t moved = 0;                         // this zero point minus that of real values
     int64_t least = 0, most = 0;               // limits of the operand less its zero point
     bool in_word = false;                      // whether 64 bits hold the sums of products
 };

@@ -1,0 +1,172 @@
+"""What a forward pass saves, and the forms in which it is held; see saving/native."""
+
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actnn.saving.held import Held, Layout
+from actnn.saving.records import Choice, Record
+
+class Counter:
+    """Bytes that are held for the backward passes to come."""
+
+    def __init__(self) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+
+class Kept:
+    """The tensor itself; an in-place operation after saving is an error, as in plain PyTorch."""
+
+    @property
+    def held(self) -> int: ...
+    @property
+    def tensor(self) -> Tensor: ...
+    def unpack(self, view: Layout | None = None) -> Tensor: ...
+
+class Compressed:
+    """Codes of the tensor, in storage order; they fit every dense view of the same elements.
+
+    Args:
+        data: Packed codes.
+        params: Parameters of the groups.
+        decode: A function of both that returns the tensor.
+        positive: What `positive_mask` returned, if no element is below 0.
+        shape: Shape of the tensor.
+        strides: Strides of the decoded tensor.
+        dtype: Its dtype.
+        held: Bytes of codes, parameters and mask.
+        by_maker: Whether the node that made the tensor saves it, too, and runs in backward at once
+            after the last of the others: then the decoded tensor stays alive between them.
+        counter: Counts the bytes.
+    """
+
+    def __init__(
+        self,
+        data: Tensor,
+        params: Tensor,
+        decode: Callable[[Tensor, Tensor], Tensor],
+        positive: Tensor | None,
+        shape: torch.Size,
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
+        held: int,
+        by_maker: bool,
+        counter: Counter,
+        /,
+    ) -> None: ...
+    @property
+    def held(self) -> int: ...
+    def keep(self, exact: Kept, /) -> None: ...
+    def unpack(self, view: Layout | None = None) -> Tensor: ...
+
+class View:
+    """A view of elements that are held once."""
+
+    def keep(self, exact: Kept, /) -> None: ...
+    def unpack(self) -> Tensor: ...
+
+class ModulePaths:
+    """Paths of modules by their ids; the code of a call, the file of torch.utils.checkpoint."""
+
+    def __init__(self, paths: Mapping[int, str], call: CodeType, checkpoint: str, /) -> None: ...
+    def current(self) -> tuple[str, bool, nn.Module | None]: ...
+
+class Records:
+    """Records, made when somebody asks for them."""
+
+    def __init__(self, record: type[Record], /) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Record: ...
+    def change(self, index: int, held: int, reason: str, choice: Choice, /) -> None: ...
+
+class Decisions:
+    """Decisions about kinds of tensors, valid as long as the settings are."""
+
+    def __init__(self) -> None: ...
+    def clear(self) -> None: ...
+
+class Step:
+    """The saved tensors of one forward pass in one thread."""
+
+    opaque: Any
+
+    def __init__(
+        self,
+        min_bytes: int,
+        by_sample: bool,
+        decides_by_path: bool,
+        least_shared: int,
+        caches: bool,
+        adaptive: bool,
+        counter: Counter,
+        paths: ModulePaths,
+        decisions: Decisions,
+        records: Records,
+        /,
+    ) -> None: ...
+    def pack(self, tensor: Tensor, /) -> Held | View:
+        """Return a tensor in the form in which it is held for backward."""
+        ...
+
+    def add_known(self, tensor: Tensor, reason: str, /) -> None:
+        """Say that a storage is alive anyway, and why."""
+        ...
+
+    def add_module(self, module: nn.Module, /) -> None:
+        """Say that the parameters and buffers of a module are alive anyway."""
+        ...
+
+    def keep_exact(self, tensor: Tensor, reason: str, /) -> None:
+        """Say that a tensor is about to be saved, and is rounded only if a choice names it."""
+        ...
+
+    def forget(self) -> None:
+        """Release what only the forward pass needs."""
+        ...
+
+    @property
+    def records(self) -> Records: ...
+    def _next(self) -> int: ...
+    def _claim(self, codes: Tensor, reason: str, instead_of: Tensor, choice: Choice, /) -> None: ...
+    def _promise(
+        self,
+        tensor: Tensor,
+        instead_of: Tensor,
+        op: str,
+        choice: Choice,
+        made: Tensor | None,
+        scale: Any,
+        /,
+    ) -> None: ...
+    def _note(self, reason: str, instead_of: Tensor, choice: Choice, /) -> None: ...
+    def _keep_operand(self, tensor: Tensor, nbytes: int, /) -> Kept: ...
+    def _compare(self, tensor: Tensor, /) -> None: ...
+    def _operands(self) -> list[tuple[Any, Any, int, int]]: ...
+
+class Pack:
+    """The hook of a saved tensor; another function for subclasses of Tensor."""
+
+    def __init__(self, other: Callable[[Any], Any], /) -> None: ...
+    def __call__(self, x: Any, /) -> Any: ...
+
+class Unpack:
+    """The hook that returns it; another function for tensors and tuples."""
+
+    def __init__(self, other: Callable[[Any], Any], /) -> None: ...
+    def __call__(self, held: Any, /) -> Any: ...
+
+def set_rules(keep: Choice, forms: frozenset[str], comparing: frozenset[str], /) -> None: ...
+def set_held_rules(
+    refuse_changed: Callable[[Tensor, int], None],
+    refuse_second_derivative: Callable[[], None],
+    restore_positive: Callable[[Tensor, Tensor], Tensor],
+    view_of_storage: Callable[..., Tensor],
+    /,
+) -> None: ...
+def mark_computed() -> None: ...
+def begin(step: Step, /) -> None: ...
+def end() -> None: ...
+def pack(tensor: Tensor, /) -> Held | View: ...

@@ -1,0 +1,92 @@
+#include "actnn/saving/native/held.hpp"
+
+namespace nb = nanobind;
+
+namespace actnn {
+namespace {
+
+nb::object item(const nb::handle &layout, int i) {
+    return nb::borrow(PyTuple_GetItem(layout.ptr(), i));
+}
+
+}  // namespace
+
+HeldRules &held_rules() {
+    static HeldRules *const found = new HeldRules;
+    return *found;
+}
+
+// Detached: an output that held itself through its own autograd node would never be freed.
+Kept::Kept(const nb::handle &tensor, int64_t held, std::shared_ptr<Counter> counter)
+    : tensor_(torch().is_parameter(tensor.ptr()) ? nb::borrow(tensor)
+                                                 : torch().detach.call(tensor.ptr())),
+      version_(torch().tensors.version(tensor.ptr())),
+      share_(std::move(counter), held) {}
+
+nb::object Kept::unpack(const nb::handle &view) const {
+    if (torch().tensors.version(tensor_.ptr()) != version_)
+        held_rules().refuse_changed(tensor_, version_);
+    if (view.is_none()) return tensor_;
+    const int64_t start =
+        number(item(view, 2)) + number(torch().storage_offset.call(tensor_.ptr()));
+    return torch().as_strided(tensor_, item(view, 0), item(view, 1), start);
+}
+
+void Compressed::keep(nb::object exact) {
+    // What is freed may run other code: last.
+    Encoded before;
+    before.data = nb::none();
+    before.params = nb::none();
+    before.positive = nb::none();
+    std::swap(before.data, encoded_.data);
+    std::swap(before.params, encoded_.params);
+    std::swap(before.positive, encoded_.positive);
+    exact_ = std::move(exact);
+    share_.set(0);  // the tensor itself counts
+}
+
+nb::object Compressed::unpack(const nb::handle &view) {
+    if (exact_.is_valid()) return actnn::unpack(exact_, view);
+    if (holds_true(call(torch().is_grad_enabled))) held_rules().refuse_second_derivative();
+    nb::object storage = decoded_.get(), tensor;
+    if (storage.is_none()) {
+        tensor = encoded_.decode(encoded_.data, encoded_.params);
+        // The backward of ReLU passes what is above 0, however little.
+        if (!encoded_.positive.is_none())
+            tensor = held_rules().restore_positive(tensor, encoded_.positive);
+        storage = torch().storage.call(tensor.ptr());
+        decoded_ = WeakStorage(storage);
+        if (!view.is_none())
+            tensor = torch().as_strided(tensor, item(view, 0), item(view, 1), item(view, 2));
+    } else {
+        const nb::object start = view.is_none() ? nb::int_(0) : item(view, 2);
+        tensor = held_rules().view_of_storage(storage, encoded_.dtype, start,
+                                              view.is_none() ? encoded_.shape : item(view, 0),
+                                              view.is_none() ? encoded_.strides : item(view, 1));
+    }
+    ++unpacked_;
+    if (encoded_.by_maker) {
+        const bool maker_is_next = saves > 1 && (unpacked_ + 1) % saves == 0;
+        nb::object next = maker_is_next ? storage : nb::none();
+        std::swap(alive_, next);
+    }
+    return tensor;
+}
+
+void View::keep(nb::object exact) {
+    Compressed *codes = nullptr;
+    if (nb::try_cast(held_, codes) && codes) --codes->saves;
+    held_ = std::move(exact);
+    layout_ = nb::none();
+}
+
+nb::object View::unpack() const { return actnn::unpack(held_, layout_); }
+
+nb::object unpack(const nb::handle &held, const nb::handle &view) {
+    if (nb::isinstance<Compressed>(held)) return nb::inst_ptr<Compressed>(held)->unpack(view);
+    if (nb::isinstance<Kept>(held)) return nb::inst_ptr<Kept>(held)->unpack(view);
+    if (nb::isinstance<View>(held)) return nb::inst_ptr<View>(held)->unpack();
+    return view.is_none() ? held.attr("unpack")() : held.attr("unpack")(view);
+}
+
+}  // namespace actnn

@@ -1,0 +1,111 @@
+// The forms in which a saved tensor is held until backward.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "actnn/saving/native/torch_api.hpp"
+
+namespace actnn {
+
+// Bytes that are held for the backward passes to come.
+struct Counter {
+    int64_t bytes = 0;
+};
+
+// A number of bytes in a counter, as long as this exists.
+class Share {
+ public:
+    Share(std::shared_ptr<Counter> counter, int64_t bytes)
+        : counter_(std::move(counter)), bytes_(bytes) {
+        counter_->bytes += bytes_;
+    }
+    ~Share() { counter_->bytes -= bytes_; }
+    int64_t bytes() const { return bytes_; }
+    void set(int64_t bytes) {
+        counter_->bytes += bytes - bytes_;
+        bytes_ = bytes;
+    }
+    Share(const Share &) = delete;
+    Share &operator=(const Share &) = delete;
+
+ private:
+    std::shared_ptr<Counter> counter_;
+    int64_t bytes_;
+};
+
+// The tensor itself. An in-place operation after saving is an error, as in plain PyTorch.
+class Kept {
+ public:
+    Kept(const nanobind::handle &tensor, int64_t held, std::shared_ptr<Counter> counter);
+    int64_t held() const { return share_.bytes(); }
+    const nanobind::object &tensor() const { return tensor_; }
+    // Returns the tensor, or a view of its elements; view: a Layout of Python, or None.
+    nanobind::object unpack(const nanobind::handle &view) const;
+
+ private:
+    nanobind::object tensor_;
+    int64_t version_;
+    Share share_;
+};
+
+// What a tensor was encoded to, and how it is decoded.
+struct Encoded {
+    nanobind::object data, params;  // tensors, or None
+    nanobind::object decode;        // a function of both
+    nanobind::object positive;      // what `positive_mask` returned, or None
+    nanobind::object shape, strides, dtype;
+    int64_t held;
+    bool by_maker;  // see `Compressed`
+};
+
+// Codes of the tensor, in storage order; they fit every dense view of the same elements.
+// by_maker: the node that made the tensor saves it, too, and runs in backward at once after the
+// last of the others: then the decoded tensor stays alive between them.
+class Compressed {
+ public:
+    Compressed(Encoded encoded, std::shared_ptr<Counter> counter)
+        : encoded_(std::move(encoded)), share_(std::move(counter), encoded_.held) {}
+    int64_t held() const { return share_.bytes(); }
+    // Holds the tensor itself instead of the codes.
+    void keep(nanobind::object exact);
+    // Returns the decoded tensor, or a view of it; one that is still alive is used again.
+    nanobind::object unpack(const nanobind::handle &view);
+
+    int64_t saves = 1;  // how many nodes have saved the tensor
+
+ private:
+    Encoded encoded_;
+    Share share_;
+    nanobind::object exact_, alive_;
+    // An autograd node that saved one tensor twice unpacks it twice before it runs. The weak
+    // reference does not prolong the life of the first, so that the peak stays.
+    WeakStorage decoded_;
+    int64_t unpacked_ = 0;
+};
+
+// A view of elements that are held once.
+class View {
+ public:
+    View(nanobind::object held, nanobind::object layout)
+        : held_(std::move(held)), layout_(std::move(layout)) {}
+    // Holds the tensor of this layout itself.
+    void keep(nanobind::object exact);
+    nanobind::object unpack() const;
+
+ private:
+    nanobind::object held_, layout_;
+};
+
+// Returns what is held as a tensor; also of forms that are written in Python.
+nanobind::object unpack(const nanobind::handle &held, const nanobind::handle &view);
+
+// Functions of Python that the forms call; see saving/held.py.
+struct HeldRules {
+    nanobind::object refuse_changed, refuse_second_derivative, restore_positive, view_of_storage;
+};
+HeldRules &held_rules();
+
+}  // namespace actnn

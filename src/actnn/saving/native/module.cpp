@@ -1,0 +1,122 @@
+// The Python module: what a forward pass saves, and the forms in which it is held.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "actnn/saving/native/step.hpp"
+
+namespace nb = nanobind;
+using namespace actnn;
+
+namespace {
+
+// The steps whose forward is running in this thread, the innermost last. Python keeps them alive.
+thread_local std::vector<PyObject *> running;
+
+nb::object pack(const nb::handle &tensor) {
+    if (running.empty()) throw std::logic_error("no step is running in this thread");
+    return nb::inst_ptr<Step>(nb::handle(running.back()))->pack(tensor);
+}
+
+// The hook of a saved tensor. other: for tensors of subclasses, which a compiler may be tracing.
+struct Pack {
+    nb::object other;
+    explicit Pack(nb::object other) : other(std::move(other)) {}
+    nb::object operator()(const nb::handle &x) const {
+        return torch().is_plain(x.ptr()) ? pack(x) : other(x);
+    }
+};
+
+// The hook that returns it. other: for what a traced graph holds, tensors and tuples.
+struct Unpack {
+    nb::object other;
+    explicit Unpack(nb::object other) : other(std::move(other)) {}
+    nb::object operator()(const nb::handle &held) const {
+        const bool traced =
+            PyTuple_Check(held.ptr()) || PyObject_IsInstance(held.ptr(), torch().tensor.ptr()) == 1;
+        return traced ? other(held) : unpack(held, nb::none());
+    }
+};
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // steps that are running when the interpreter exits
+    nb::class_<Counter>(m, "Counter").def(nb::init<>()).def_ro("bytes", &Counter::bytes);
+    nb::class_<Kept>(m, "Kept", nb::is_weak_referenceable())
+        .def_prop_ro("held", &Kept::held)
+        .def_prop_ro("tensor", &Kept::tensor)
+        .def("unpack", &Kept::unpack, nb::arg("view") = nb::none());
+    nb::class_<Compressed>(m, "Compressed", nb::is_weak_referenceable())
+        .def(
+            "__init__",
+            [](Compressed *self, nb::object data, nb::object params, nb::object decode,
+               nb::object positive, nb::object shape, nb::object strides, nb::object dtype,
+               int64_t held, bool by_maker, std::shared_ptr<Counter> counter) {
+                new (self) Compressed(
+                    {std::move(data), std::move(params), std::move(decode), std::move(positive),
+                     std::move(shape), std::move(strides), std::move(dtype), held, by_maker},
+                    std::move(counter));
+            },
+            nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+            nb::arg(), nb::arg(), nb::arg())
+        .def_prop_ro("held", &Compressed::held)
+        .def("keep", &Compressed::keep)
+        .def("unpack", &Compressed::unpack, nb::arg("view") = nb::none());
+    nb::class_<View>(m, "View", nb::is_weak_referenceable())
+        .def("keep", &View::keep)
+        .def("unpack", &View::unpack);
+    nb::class_<ModulePaths>(m, "ModulePaths")
+        .def(nb::init<nb::dict, nb::object, nb::object>())
+        .def("current", [](const ModulePaths &paths) {
+            const Where found = paths.current();
+            return nb::make_tuple(found.path, found.boundary, found.module);
+        });
+    nb::class_<Records>(m, "Records")
+        .def(nb::init<nb::object>())
+        .def("__len__", &Records::size)
+        .def("__getitem__", &Records::get)
+        .def("change", &Records::change);
+    nb::class_<Decisions>(m, "Decisions").def(nb::init<>()).def("clear", &Decisions::clear);
+    nb::class_<Step>(m, "Step")
+        .def(
+            "__init__",
+            [](Step *self, int64_t min_bytes, bool by_sample, bool decides_by_path,
+               int least_shared, bool caches, bool adaptive, std::shared_ptr<Counter> counter,
+               const ModulePaths &paths, Decisions &decisions, nb::object records) {
+                new (self) Step(min_bytes, by_sample, decides_by_path, least_shared, caches,
+                                adaptive, std::move(counter), paths, decisions, std::move(records));
+            },
+            nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
+        .def("pack", &Step::pack)
+        .def("add_known", &Step::add_known)
+        .def("add_module", &Step::add_module)
+        .def("keep_exact", &Step::keep_exact)
+        .def("forget", &Step::forget)
+        .def_prop_ro("records", &Step::records)
+        .def_prop_rw("opaque", &Step::opaque, &Step::set_opaque, nb::arg().none())
+        .def("_next", &Step::next)
+        .def("_claim", &Step::claim)
+        .def("_promise", &Step::promise, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg().none(), nb::arg().none())
+        .def("_note", &Step::note)
+        .def("_keep_operand", &Step::keep_operand)
+        .def("_compare", &Step::keep_compared)
+        .def("_operands", &Step::operands);
+    m.def("set_rules", &set_rules);
+    m.def("set_held_rules", [](nb::object refuse_changed, nb::object refuse_second_derivative,
+                               nb::object restore_positive, nb::object view_of_storage) {
+        held_rules() = {refuse_changed, refuse_second_derivative, restore_positive,
+                        view_of_storage};
+    });
+    m.def("mark_computed", [] { Step::marked_computed = true; });
+    m.def("begin", [](nb::handle step) { running.push_back(step.ptr()); });
+    m.def("end", [] { running.pop_back(); });
+    m.def("pack", &pack);
+    nb::class_<Pack>(m, "Pack").def(nb::init<nb::object>()).def("__call__", &Pack::operator());
+    nb::class_<Unpack>(m, "Unpack")
+        .def(nb::init<nb::object>())
+        .def("__call__", &Unpack::operator());
+}

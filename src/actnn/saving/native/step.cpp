@@ -1,0 +1,504 @@
+#include "actnn/saving/native/step.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+
+namespace nb = nanobind;
+
+namespace actnn {
+namespace {
+
+constexpr size_t kMostOperands = 8;  // tensors that one operation saves
+constexpr int64_t kAlignment = 16, kMostAligned = int64_t{1} << 35;
+
+// Words that Python knows, made once.
+struct Words {
+    nb::object empty = nb::str(""), subclass = nb::str("tensor subclass"), small = nb::str("small"),
+               attribute = nb::str("attribute of its module"), kept = nb::str("kept"),
+               compressed = nb::str("compressed"), compared = nb::str("compared in backward"),
+               parameter = nb::str("parameter"), buffer = nb::str("buffer"), leaf = nb::str("leaf"),
+               of_parameter = nb::str("view of a parameter"), of_leaf = nb::str("view of a leaf"),
+               not_floating = nb::str("not floating point"),
+               without_gradient = nb::str("without gradient"), children = nb::str("_modules"),
+               buffers = nb::str("_buffers"), parameters = nb::str("_parameters"),
+               dict = nb::str("__dict__");
+};
+const Words &words() {
+    static const Words *const found = new Words;
+    return *found;
+}
+
+// What saving/step.py tells at its import.
+struct Rules {
+    nb::object keep;              // the choice
+    nb::object forms, comparing;  // names of nodes
+};
+Rules &rules() {
+    static Rules *const found = new Rules;
+    return *found;
+}
+
+// Whether an object that a weak reference stands for is alive; returns it, or None.
+nb::object dereferenced(const nb::object &reference) {
+    return reference.is_valid() ? checked(PyObject_CallNoArgs(reference.ptr())) : nb::none();
+}
+
+nb::object weak(const nb::handle &object) {
+    return checked(PyWeakref_NewRef(object.ptr(), nullptr));
+}
+
+nb::object dictionary(const nb::handle &object, const nb::object &name) {
+    nb::object attributes = checked(PyObject_GetAttr(object.ptr(), words().dict.ptr()));
+    PyObject *const found = PyDict_GetItemWithError(attributes.ptr(), name.ptr());
+    if (!found && PyErr_Occurred()) throw nb::python_error();
+    return found && PyDict_Check(found) ? nb::borrow(found) : nb::object();
+}
+
+// Calls visit(value) for the values of a dictionary that are not None.
+template <class Visit>
+void for_each(const nb::object &dict, const Visit &visit) {
+    if (!dict.is_valid()) return;
+    Py_ssize_t position = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(dict.ptr(), &position, &key, &value))
+        if (value != Py_None) visit(nb::borrow(value));
+}
+
+// Whether a module holds a tensor, or that of which it is a view, as a plain attribute: pruning,
+// for one, makes a weight before each forward and leaves it in the module.
+bool is_attribute(const nb::handle &tensor, const nb::object &module) {
+    if (module.is_none()) return false;
+    const nb::object base = torch().base.of(tensor.ptr());
+    const PyObject *const wanted = base.is_none() ? tensor.ptr() : base.ptr();
+    const nb::object attributes = checked(PyObject_GetAttr(module.ptr(), words().dict.ptr()));
+    bool found = false;
+    for_each(attributes, [&](const nb::object &value) { found |= value.ptr() == wanted; });
+    return found;
+}
+
+// A view of elements that are held once; whole: the dense tensor that is held.
+nb::object view_of(const nb::object &held, const nb::handle &tensor, const nb::object &whole) {
+    const Torch &t = torch();
+    const int64_t start =
+        number(t.storage_offset.call(tensor.ptr())) - number(t.storage_offset.call(whole.ptr()));
+    const nb::object layout =
+        nb::make_tuple(t.shape.of(tensor.ptr()), t.stride.call(tensor.ptr()), start);
+    return nb::cast(new View(held, layout), nb::rv_policy::take_ownership);
+}
+
+nb::object name_of(const nb::object &node) { return node.attr("name")(); }
+
+}  // namespace
+
+const Op *op_of(const nb::handle &tensor) {
+    static auto *const known = new std::unordered_map<PyObject *, Op>;
+    static auto *const others = new std::map<std::string, Op>;
+    const nb::object node = torch().grad_fn.of(tensor.ptr());
+    if (node.is_none()) return nullptr;
+    auto *const type = reinterpret_cast<PyObject *>(Py_TYPE(node.ptr()));
+    const auto found = known->find(type);
+    if (found != known->end()) return &found->second;
+    const nb::object name = name_of(node), kind = nb::borrow(type);
+    const Op op{name, kind, nb::cast<bool>(rules().forms.attr("__contains__")(name)),
+                nb::cast<bool>(rules().comparing.attr("__contains__")(name))};
+    // Nodes without a type of their own share one.
+    if (nb::cast<std::string>(kind.attr("__name__")) == "CppFunction")
+        return &others->emplace(nb::cast<std::string>(name), op).first->second;
+    return &known->emplace(type, op).first->second;
+}
+
+Step::Storage &Step::storage_of(const nb::handle &tensor) {
+    const nb::object storage = torch().storage.call(tensor.ptr());
+    const auto [place, is_new] = storages_.try_emplace(torch().address_of(storage));
+    if (is_new) place->second.reference = WeakStorage(storage);
+    return place->second;
+}
+
+Step::Saved Step::key_of(const nb::handle &tensor, const Description &d, bool dense) const {
+    Saved key{number(torch().storage_offset.call(tensor.ptr())),
+              {},
+              d.kind,
+              torch().tensors.version(tensor.ptr()),
+              {},
+              0,
+              {},
+              0};
+    if (dense) {
+        key.layout = {d.elements()};
+    } else {
+        key.layout.assign(d.shape, d.shape + d.dimensions);
+        key.layout.insert(key.layout.end(), d.strides, d.strides + d.dimensions);
+    }
+    return key;
+}
+
+void Step::add_known(const nb::handle &tensor, nb::object reason) {
+    Description d;
+    if (!torch().is_plain(tensor.ptr()) || !torch().tensors.describe(tensor.ptr(), d)) return;
+    const nb::object storage = torch().storage.call(tensor.ptr());
+    // Without a reference to it: it is alive.
+    storages_[torch().address_of(storage)].known = std::move(reason);
+}
+
+void Step::add_module(const nb::handle &module) {
+    std::vector<nb::object> left{nb::borrow(module)}, all;
+    while (!left.empty()) {
+        const nb::object each = left.back();
+        left.pop_back();
+        for_each(dictionary(each, words().children),
+                 [&](const nb::object &child) { left.push_back(child); });
+        for_each(dictionary(each, words().buffers),
+                 [&](const nb::object &buffer) { add_known(buffer, words().buffer); });
+        all.push_back(each);
+    }
+    for (const nb::object &each : all)
+        for_each(dictionary(each, words().parameters),
+                 [&](const nb::object &parameter) { add_known(parameter, words().parameter); });
+}
+
+void Step::keep_exact(const nb::handle &tensor, nb::object reason) {
+    storage_of(tensor).exact = std::move(reason);
+}
+
+void Step::keep_compared(const nb::handle &tensor) { storage_of(tensor).compared = true; }
+
+void Step::claim(const nb::handle &codes, nb::object reason, nb::object instead_of,
+                 nb::object choice) {
+    storage_of(codes).claim = Claim{std::move(reason), std::move(instead_of),
+                                    std::move(choice), words().empty,
+                                    nb::none(),        nb::none()};
+}
+
+void Step::promise(const nb::handle &tensor, nb::object instead_of, nb::object op,
+                   nb::object choice, const nb::object &made, nb::object scale) {
+    storage_of(tensor).normalized = Claim{nb::str("normalized input"),
+                                          std::move(instead_of),
+                                          std::move(choice),
+                                          std::move(op),
+                                          made,
+                                          std::move(scale)};
+}
+
+void Step::note(nb::object reason, nb::object instead_of, nb::object choice) {
+    record_instead(Claim{std::move(reason), std::move(instead_of), std::move(choice), words().empty,
+                         nb::none(), nb::none()},
+                   0);
+}
+
+nb::object Step::keep_operand(const nb::handle &tensor, int64_t nbytes) {
+    return nb::cast(new Kept(tensor, nbytes, counter_), nb::rv_policy::take_ownership);
+}
+
+nb::list Step::operands() const {
+    nb::list found;
+    for (const Operand &each : operands_)
+        found.append(nb::make_tuple(each.packed, each.tensor, each.version, each.record));
+    return found;
+}
+
+void Step::forget() {
+    std::unordered_map<uintptr_t, Storage> storages;
+    std::deque<Operand> operands;
+    std::swap(storages, storages_);
+    std::swap(operands, operands_);
+    states_.clear();
+}
+
+void Step::remember(const nb::handle &tensor, const nb::object &packed, size_t record) {
+    if (nb::isinstance<Kept>(packed)) return;
+    if (operands_.size() == kMostOperands) operands_.pop_front();
+    operands_.push_back(
+        {weak(packed), weak(tensor), torch().tensors.version(tensor.ptr()), record});
+}
+
+nb::object Step::pack(const nb::handle &tensor) {
+    const Torch &t = torch();
+    Description d;
+    if (!t.is_plain(tensor.ptr()) || !t.tensors.describe(tensor.ptr(), d) ||
+        holds_true(t.is_neg.call(tensor.ptr())) || holds_true(t.is_conj.call(tensor.ptr())))
+        return keep(tensor, words().subclass, 0);
+    const nb::object storage_object = t.storage.call(tensor.ptr());
+    const auto [place, is_new] = storages_.try_emplace(t.address_of(storage_object));
+    Storage &storage = place->second;
+    if (is_new) storage.reference = WeakStorage(storage_object);
+    if (storage.known.is_valid()) {  // alive anyway, so that nothing is to be shared
+        if (t.base.of(tensor.ptr()).is_none()) return keep(tensor, storage.known, 0);
+        return keep(tensor, nb::str("view of a ") + storage.known, 0);
+    }
+
+    bool dense = d.is_dense();
+    nb::object whole = nb::borrow(tensor);
+    Description whole_d;
+    const Description *held_d = &d;
+    if (!dense) {
+        const nb::object found = self().attr("_whole")(tensor);
+        if (!found.is_none() && t.tensors.describe(found.ptr(), whole_d)) {
+            dense = true;
+            whole = found;
+            held_d = &whole_d;
+        }
+    }
+    Saved key = key_of(whole, *held_d, dense);
+    const auto find = [&]() -> Saved * {
+        for (Saved &each : storage.saved)
+            if (each.is(key)) return &each;
+        return nullptr;
+    };
+    Saved *const seen = find();
+    nb::object operand = seen ? dereferenced(seen->held) : nb::none();
+    const bool alive = !operand.is_none();
+    const int64_t unrecorded = seen ? seen->nbytes : 0;
+    if (alive && !(storage.exact.is_valid() && nb::isinstance<Compressed>(operand))) {
+        const Where where = paths_.current();
+        const size_t shared = seen->record;
+        const nb::object scale = seen->scale;
+        bool usable = !where.boundary;
+        if (!usable) {
+            const nb::object bits = records_[shared].choice.attr("bits");
+            usable = bits.is_none() || nb::cast<int>(bits) >= least_shared_;
+        }
+        if (usable) {
+            seen->nbytes = 0;
+            record(tensor, unrecorded, 0, nb::str("shared with ") + nb::str(nb::int_(shared)), {},
+                   where.path);
+            nb::object held = operand;
+            if (!scale.is_none())
+                held = self().attr("_scaled")(operand, scale);
+            else if (nb::isinstance<Compressed>(operand))
+                ++nb::inst_ptr<Compressed>(operand)->saves;
+            if (adaptive_) self().attr("_share")(shared, where.path);
+            const nb::object packed = dense ? view_of(held, tensor, whole) : held;
+            remember(tensor, packed, records_.size() - 1);
+            return packed;
+        }
+    }
+    if (storage.claim) {
+        const Claim claim = *std::move(storage.claim);
+        storage.claim.reset();
+        const int64_t nbytes = d.elements() * d.bytes;
+        const nb::object kept = keep_operand(tensor, nbytes);
+        record_instead(claim, nbytes);
+        return kept;
+    }
+    if (storage.replaced) {  // torch would have held this storage for both
+        records_[*storage.replaced].nbytes = 0;
+        storage.replaced.reset();
+    }
+    const size_t index = records_.size();
+    std::optional<Claim> instead;
+    std::swap(instead, storage.normalized);
+    const Op *const op = op_of(tensor);
+    if (!seen && op && op->may_compare) self().attr("_keep_compared")(tensor);
+    const nb::object held = hold(whole, *held_d, dense, tensor, d, storage, instead);
+    if (alive) records_[index].nbytes = unrecorded;  // torch would have held it once
+    Saved *before = find();                          // what ran since may have added others
+    if (!before) {
+        storage.saved.push_back(key);
+        before = &storage.saved.back();
+    }
+    before->held = weak(held);
+    before->record = index;
+    before->scale = nb::none();
+    before->nbytes = 0;
+    if (instead && !instead->made.is_none()) {
+        Description made_d;
+        t.tensors.describe(instead->made.ptr(), made_d);
+        Storage &of_made = storage_of(instead->made);
+        Saved made = key_of(instead->made, made_d, true);
+        made.held = weak(held);
+        made.record = index;
+        made.scale = instead->scale;
+        made.nbytes = d.elements() * d.bytes;
+        of_made.saved.push_back(std::move(made));
+    }
+    // Bits per sample need one row for each sample, so that the codes may have another shape.
+    const bool other = !whole.is(tensor) || (dense && by_sample_);
+    const nb::object packed = other ? view_of(held, tensor, whole) : held;
+    remember(tensor, packed, index);
+    return packed;
+}
+
+nb::object Step::why_kept(const nb::handle &tensor, const Description &d, bool &alive) {
+    const Torch &t = torch();
+    const nb::object own_base = t.base.of(tensor.ptr());
+    const bool is_view = !own_base.is_none();
+    const nb::object base = is_view ? own_base : nb::borrow(tensor);
+    alive = false;
+    if (holds_true(t.requires_grad.of(base.ptr())) && holds_true(t.is_leaf.of(base.ptr()))) {
+        alive = true;
+        const bool parameter =
+            nb::cast<bool>(nb::bool_(PyObject_IsInstance(base.ptr(), t.parameter.ptr()) == 1));
+        if (is_view) return parameter ? words().of_parameter : words().of_leaf;
+        return parameter ? words().parameter : words().leaf;
+    }
+    if (!d.is_floating) return words().not_floating;
+    if (!holds_true(t.requires_grad.of(tensor.ptr()))) return words().without_gradient;
+    const Op *const op = op_of(base);
+    if (op && (op->is_form || marked_computed)) return self().attr("_weight_reason")(base);
+    return nb::none();
+}
+
+nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
+                      const nb::handle &part, const Description &part_d, Storage &storage,
+                      const std::optional<Claim> &instead) {
+    const int64_t nbytes = d.elements() * d.bytes;
+    nb::object reason = nb::none();
+    bool alive = false;
+    if (!instead) {
+        reason = why_kept(whole, d, alive);
+        if (reason.is(words().without_gradient) && !opaque_.is_none() &&
+            nb::cast<bool>(opaque_.attr("is_activation")(whole)))
+            reason = nb::none();
+    }
+    if (reason.is_none() && storage.compared) reason = words().compared;
+    if (!reason.is_none()) return keep(whole, reason, alive ? 0 : nbytes);
+    if (nbytes < min_bytes_) return keep(whole, words().small, nbytes);
+    const Where where = paths_.current();
+    if (is_attribute(whole, where.module)) return keep(whole, words().attribute, 0);
+    const nb::object exact = storage.exact.is_valid() ? storage.exact : nb::none();
+    const nb::object other_op = instead ? instead->op : nb::none();
+    const Decision *cached = nullptr;
+    const Decision decision = decide(whole, d, part, part_d, where, exact, other_op, cached);
+    const Op *const made_by = op_of(whole);
+    const nb::object op = instead          ? instead->op
+                          : where.boundary ? nb::object(nb::str("checkpoint"))
+                          : made_by        ? made_by->name
+                                           : words().empty;
+    if (decision.action == Decision::keep)
+        return keep(whole, decision.reason, nbytes, decision.choice, where.path, op);
+    nb::object held, why = words().compressed, choice = decision.choice;
+    if (decision.action == Decision::encode) {
+        held = encode(whole, d, dense, decision, cached);
+    } else {
+        const nb::object found =
+            self().attr("_hold")(whole, part, where.path, op, where.boundary, exact);
+        held = found[0];
+        why = found[1];
+        choice = found[2];
+        if (held.is_none()) return keep(whole, why, nbytes, choice, where.path, op);
+    }
+    const int64_t bytes = nb::isinstance<Compressed>(held) ? nb::inst_ptr<Compressed>(held)->held()
+                                                           : nb::cast<int64_t>(held.attr("held"));
+    if (instead) {
+        Claim claim = *instead;
+        claim.choice = choice;
+        record_instead(claim, bytes);
+    } else {
+        record(whole, nbytes, bytes, why, choice, where.path, op);
+    }
+    return held;
+}
+
+Decision Step::decide(const nb::handle &whole, const Description &d, const nb::handle &part,
+                      const Description &part_d, const Where &where, const nb::object &exact,
+                      const nb::object &op, const Decision *&cached) {
+    const Torch &t = torch();
+    const bool heads =
+        part_d.dimensions == 4 && !t.base.of(part.ptr()).is_none() && !part_d.is_contiguous();
+    const Decisions::Key key{
+        op_of(whole),    op_of(part), decides_by_path_ ? where.path.ptr() : nullptr,
+        d.kind,          heads,       where.boundary,
+        !exact.is_none()};
+    const bool caches = caches_ && op.is_none();
+    if (caches) {
+        const auto found = decisions_.decisions.find(key);
+        if (found != decisions_.decisions.end()) {
+            cached = &found->second;
+            return found->second;
+        }
+    }
+    const nb::object answer =
+        self().attr("_decide")(whole, part, where.path, op, where.boundary, exact);
+    const Decision decision{static_cast<Decision::Action>(nb::cast<int>(answer[0])),
+                            answer[1],
+                            answer[2],
+                            answer[3],
+                            nb::cast<int64_t>(answer[4]),
+                            nb::cast<bool>(answer[5]),
+                            nb::cast<bool>(answer[6])};
+    if (caches) {
+        decisions_.paths.push_back(where.path);
+        cached = &decisions_.decisions.emplace(key, decision).first->second;
+    }
+    return decision;
+}
+
+nb::object Step::encode(const nb::handle &tensor, const Description &d, bool dense,
+                        const Decision &decision, const Decision *cached) {
+    const Torch &t = torch();
+    Coder fresh;
+    Coder *coder = &fresh;
+    bool is_known = false;
+    if (cached && dense) {
+        std::vector<int64_t> layout(d.shape, d.shape + d.dimensions);
+        layout.insert(layout.end(), d.strides, d.strides + d.dimensions);
+        const bool aligned = d.address % kAlignment == 0 && d.elements() < kMostAligned;
+        Decisions::CoderKey key{cached, std::move(layout), d.device, aligned};
+        const auto [place, is_new] = decisions_.coders.try_emplace(std::move(key));
+        coder = &place->second;
+        is_known = !is_new;
+    }
+    if (!is_known) {
+        const nb::object found = self().attr("_coder")(tensor, decision.bits, decision.bounds);
+        *coder = {found[0],
+                  found[1],
+                  found[2],
+                  found[3],
+                  t.dtype.of(tensor.ptr()),
+                  nb::cast<int64_t>(found[4])};
+    }
+    nb::object &state = states_[d.device];
+    if (!state.is_valid()) state = self().attr("_noise_state")(t.device.of(tensor.ptr()));
+    const nb::object codes = coder->encode(tensor, state, next());
+    nb::object positive = nb::none();
+    int64_t held = coder->held;
+    if (decision.positive && dense) {
+        positive = self().attr("_positive")(tensor);
+        held += nb::cast<int64_t>(positive.attr("nbytes"));
+    }
+    Encoded encoded{codes[0],       codes[1],     coder->decode, positive,         coder->shape,
+                    coder->strides, coder->dtype, held,          decision.by_maker};
+    return nb::cast(new Compressed(std::move(encoded), counter_), nb::rv_policy::take_ownership);
+}
+
+nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbytes,
+                      nb::object choice, nb::object path, nb::object op) {
+    nb::object kept = nb::borrow(tensor);
+    if (0 < nbytes && nbytes < min_bytes_) {
+        // Of a part of a larger storage, the rest may go.
+        const nb::object storage = torch().storage.call(tensor.ptr());
+        if (number(torch().nbytes.call(storage.ptr())) > 2 * nbytes)
+            kept = torch().clone(torch().detach.call(tensor.ptr()));
+    }
+    record(tensor, nbytes, nbytes, std::move(reason), std::move(choice), std::move(path),
+           std::move(op));
+    return keep_operand(kept, nbytes);
+}
+
+void Step::record_instead(const Claim &claim, int64_t held) {
+    const nb::object &tensor = claim.instead_of;
+    Storage &storage = storage_of(tensor);
+    Description d;
+    torch().tensors.describe(tensor.ptr(), d);
+    const int64_t nbytes = storage.replaced ? 0 : d.elements() * d.bytes;
+    record(tensor, nbytes, held, claim.reason, claim.choice);
+    if (nbytes) storage.replaced = records_.size() - 1;
+}
+
+void Step::record(const nb::handle &tensor, int64_t nbytes, int64_t held, nb::object reason,
+                  nb::object choice, nb::object path, nb::object op) {
+    if (!path.is_valid()) path = paths_.current().path;
+    if (!choice.is_valid()) choice = rules().keep;
+    if (!op.is_valid()) op = words().empty;
+    records_.add({std::move(path), torch().shape.of(tensor.ptr()), torch().dtype.of(tensor.ptr()),
+                  std::move(reason), std::move(choice), std::move(op), nbytes, held});
+}
+
+bool Step::marked_computed = false;
+
+void set_rules(nb::object keep, nb::object forms, nb::object comparing) {
+    rules() = {std::move(keep), std::move(forms), std::move(comparing)};
+}
+
+}  // namespace actnn

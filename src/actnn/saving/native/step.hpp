@@ -1,0 +1,193 @@
+// One forward pass: the tensors that autograd saves in it, each storage once.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "actnn/saving/native/held.hpp"
+#include "actnn/saving/native/module_paths.hpp"
+#include "actnn/saving/native/records.hpp"
+
+namespace actnn {
+
+// A kind of autograd nodes.
+struct Op {
+    nanobind::object name, type;
+    bool is_form;      // whether it only changes the type or the layout of a tensor
+    bool may_compare;  // whether its backward may compare the result with the operands
+};
+
+// What is done with a tensor: the answer of Python's rules.
+struct Decision {
+    enum Action { keep, encode, other };
+    Action action;
+    nanobind::object choice, reason, bounds;
+    int64_t bits;
+    bool positive;  // whether the signs of all elements must be exact
+    bool by_maker;  // see `Compressed`
+};
+
+// The functions that encode and decode tensors of one size, and the bytes of their codes.
+struct Coder {
+    nanobind::object encode, decode, shape, strides, dtype;
+    int64_t held;
+};
+
+// Decisions and coders that stay valid as long as the settings do.
+class Decisions {
+ public:
+    // op of the tensor that is held and of the saved one, path, dtype, whether it looks like heads
+    // of attention, whether it is an input of a checkpoint, whether it is to be exact
+    using Key = std::tuple<const Op *, const Op *, PyObject *, uint32_t, bool, bool, bool>;
+    std::map<Key, Decision> decisions;
+    // a decision, shape and strides, device, whether the memory is aligned
+    using CoderKey = std::tuple<const Decision *, std::vector<int64_t>, int64_t, bool>;
+    std::map<CoderKey, Coder> coders;
+    std::vector<nanobind::object> paths;  // keep the addresses in keys
+
+    void clear() {
+        coders.clear();
+        decisions.clear();
+        paths.clear();
+    }
+};
+
+class Step {
+ public:
+    // by_sample: whether codes may have bits per sample. decides_by_path, caches: whether decisions
+    // depend on the path of the module; whether they stay valid. least_shared: the fewest bits of
+    // codes that inputs of a checkpoint share. adaptive: whether `_share` is to know of shared
+    // tensors.
+    Step(int64_t min_bytes, bool by_sample, bool decides_by_path, int least_shared, bool caches,
+         bool adaptive, std::shared_ptr<Counter> counter, const ModulePaths &paths,
+         Decisions &decisions, nanobind::object records)
+        : min_bytes_(min_bytes),
+          by_sample_(by_sample),
+          decides_by_path_(decides_by_path),
+          least_shared_(least_shared),
+          caches_(caches),
+          adaptive_(adaptive),
+          counter_(std::move(counter)),
+          paths_(paths),
+          decisions_(decisions),
+          records_object_(std::move(records)),
+          records_(*nanobind::inst_ptr<Records>(records_object_)),
+          opaque_(nanobind::none()) {}
+
+    Step(const Step &) = delete;
+    Step &operator=(const Step &) = delete;
+
+    // Returns a tensor in the form in which it is held for backward.
+    nanobind::object pack(const nanobind::handle &tensor);
+    // Says that a storage is alive anyway, and why.
+    void add_known(const nanobind::handle &tensor, nanobind::object reason);
+    void add_module(const nanobind::handle &module);
+    void keep_exact(const nanobind::handle &tensor, nanobind::object reason);
+    void keep_compared(const nanobind::handle &tensor);
+    void claim(const nanobind::handle &codes, nanobind::object reason, nanobind::object instead_of,
+               nanobind::object choice);
+    void promise(const nanobind::handle &tensor, nanobind::object instead_of, nanobind::object op,
+                 nanobind::object choice, const nanobind::object &made, nanobind::object scale);
+    void note(nanobind::object reason, nanobind::object instead_of, nanobind::object choice);
+    nanobind::object keep_operand(const nanobind::handle &tensor, int64_t nbytes);
+    nanobind::list operands() const;
+    void forget();
+    int64_t next() { return count_++; }
+    nanobind::object records() const { return records_object_; }
+    // Whether a weight was computed from parameters and marked as one.
+    static bool marked_computed;
+    nanobind::object opaque() const { return opaque_; }
+    void set_opaque(nanobind::object opaque) { std::swap(opaque_, opaque); }
+
+ private:
+    // What a layer says of a tensor that it is about to save.
+    struct Claim {
+        nanobind::object reason, instead_of, choice, op;
+        nanobind::object made, scale;  // the tensor that will be made from it, and how; or none
+    };
+    // A tensor of a storage that was saved.
+    struct Saved {
+        int64_t offset;
+        std::vector<int64_t> layout;  // elements if dense, else shape and strides
+        uint32_t kind;
+        int64_t version;
+        nanobind::object held;  // a weak reference
+        size_t record;
+        nanobind::object scale;  // makes the tensor from what is held; None if that is the tensor
+        int64_t nbytes;          // bytes that torch would hold for it, if no record has them
+
+        bool is(const Saved &other) const {
+            return offset == other.offset && kind == other.kind && version == other.version &&
+                   layout == other.layout;
+        }
+    };
+    struct Storage {
+        WeakStorage reference;
+        nanobind::object known, exact;
+        bool compared = false;
+        std::optional<Claim> claim, normalized;
+        std::optional<size_t> replaced;  // the record of a tensor that torch would have saved
+        std::vector<Saved> saved;
+    };
+    struct Operand {
+        nanobind::object packed, tensor;
+        int64_t version;
+        size_t record;
+    };
+
+    nanobind::handle self() const { return nanobind::find(*this); }
+    Storage &storage_of(const nanobind::handle &tensor);
+    Saved key_of(const nanobind::handle &tensor, const Description &d, bool dense) const;
+    nanobind::object hold(const nanobind::handle &whole, const Description &d, bool dense,
+                          const nanobind::handle &part, const Description &part_d, Storage &storage,
+                          const std::optional<Claim> &instead);
+    nanobind::object why_kept(const nanobind::handle &tensor, const Description &d, bool &alive);
+    Decision decide(const nanobind::handle &whole, const Description &d,
+                    const nanobind::handle &part, const Description &part_d, const Where &where,
+                    const nanobind::object &exact, const nanobind::object &op,
+                    const Decision *&cached);
+    nanobind::object encode(const nanobind::handle &tensor, const Description &d, bool dense,
+                            const Decision &decision, const Decision *cached);
+    nanobind::object keep(const nanobind::handle &tensor, nanobind::object reason, int64_t nbytes,
+                          nanobind::object choice = {}, nanobind::object path = {},
+                          nanobind::object op = {});
+    void record(const nanobind::handle &tensor, int64_t nbytes, int64_t held,
+                nanobind::object reason, nanobind::object choice = {}, nanobind::object path = {},
+                nanobind::object op = {});
+    void record_instead(const Claim &claim, int64_t held);
+    void remember(const nanobind::handle &tensor, const nanobind::object &packed, size_t record);
+
+    int64_t min_bytes_;
+    bool by_sample_, decides_by_path_;
+    int least_shared_;
+    bool caches_, adaptive_;
+    std::shared_ptr<Counter> counter_;
+    const ModulePaths &paths_;
+    Decisions &decisions_;
+    nanobind::object records_object_;
+    Records &records_;
+    nanobind::object opaque_;
+    std::unordered_map<uintptr_t, Storage> storages_;
+    std::deque<Operand> operands_;
+    std::unordered_map<int64_t, nanobind::object> states_;  // device -> state of the noise
+    int64_t count_ = 0;
+};
+
+// The node that made a tensor; none for a leaf.
+const Op *op_of(const nanobind::handle &tensor);
+
+// Tells the choice 'keep', the names of nodes that change only type or layout, and of those whose
+// backward may compare.
+void set_rules(nanobind::object keep, nanobind::object forms, nanobind::object comparing);
+
+}  // namespace actnn

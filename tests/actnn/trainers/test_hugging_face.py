@@ -1,0 +1,177 @@
+"""Trainer and generate of Hugging Face, and peft, take compressed models as any others."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from trained_models import gpt2, ids, llama, with_lora
+from trainer_packages import package
+
+import actnn
+
+pytestmark = [  # what these packages warn of is theirs
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error::actnn.ActNNWarning"),
+]
+
+
+class Regression(nn.Module):
+    """A model that takes no keywords but its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, x, labels=None):
+        y = self.net(x).squeeze(-1)
+        return {"loss": (y - labels).square().mean(), "logits": y}
+
+
+def regression():
+    torch.manual_seed(0)
+    return Regression()
+
+
+def texts(count=16):
+    return [{"input_ids": row, "labels": row} for row in ids(count, 32)]
+
+
+def numbers(count=16):
+    x = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
+    return [{"x": row, "labels": row.sum()} for row in x]
+
+
+def trained(model, data, **settings):
+    """Losses of three steps by Trainer, and the loss of its evaluation."""
+    transformers = package("transformers")
+    arguments = transformers.TrainingArguments(
+        "trainer",
+        max_steps=3,
+        per_device_train_batch_size=4,
+        logging_steps=1,
+        learning_rate=1e-3,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **settings,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
+    trainer.train()
+    steps = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == 3
+    return [*steps, trainer.evaluate()["eval_loss"]]
+
+
+SETTINGS = {
+    "default": {},
+    "columns": {"remove_unused_columns": False},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "checkpointing": {"gradient_checkpointing": True},
+    "bfloat16": {"bf16": True, "gradient_accumulation_steps": 2},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_losses_of_a_trainer_are_those_of_plain_training(settings):
+    exact = trained(llama(), texts(), **settings)
+    model = actnn.compress(llama(), bits=32, min_bytes=0)
+    assert trained(model, texts(), **settings) == exact
+    assert model.actnn.records
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_losses_of_a_trainer_at_four_bits_are_close(settings):
+    exact = trained(llama(), texts(), **settings)
+    model = actnn.compress(llama(), bits=4, min_bytes=0)
+    ours = trained(model, texts(), **settings)
+    assert ours[0] == pytest.approx(exact[0], rel=1e-6)  # the forward is exact
+    assert ours == pytest.approx(exact, abs=0.02)
+    assert exact[0] - exact[-1] > 0.02
+
+
+@pytest.mark.parametrize("name", ["default", "accumulation"])
+def test_a_model_without_other_keywords_gets_none(name):
+    exact = trained(regression(), numbers(), **SETTINGS[name])
+    model = actnn.compress(regression(), bits=32, min_bytes=0)
+    assert trained(model, numbers(), **SETTINGS[name]) == exact
+
+
+def test_dropout_of_torch_gives_the_losses_of_plain_training():
+    exact = trained(gpt2(), texts())
+    model = actnn.compress(gpt2(), bits=32, min_bytes=0, dropout="torch")
+    assert trained(model, texts()) == exact
+
+
+def test_a_trainer_takes_a_model_that_fits_a_budget():
+    exact = trained(llama(use_cache=False), texts())
+    batch = {"input_ids": ids(16, 32), "labels": ids(16, 32)}
+    model = llama(use_cache=False)
+    free = actnn.fit(copy.deepcopy(model), batch, "1 GiB").peak
+    plan = actnn.fit(model, batch, int(0.8 * free), bits=())
+    assert {choice.action for choice in plan.choices.values()} > {"keep"}
+    assert trained(model, texts()) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("what", ["base", "adapted"])
+def test_lora(what):
+    exact = trained(with_lora(llama()), texts())
+    if what == "base":
+        model = with_lora(actnn.compress(llama(), bits=32, min_bytes=0))
+    else:
+        model = actnn.compress(with_lora(llama()), bits=32, min_bytes=0)
+    assert trained(model, texts()) == exact
+    assert model.actnn.records
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_generated_texts_of_padded_batches_stay(make, masked):
+    model = make(initializer_range=0.3).eval()
+    x = ids(3, 12)
+    mask = torch.ones_like(x)
+    mask[0, :7] = 0
+    x[mask == 0] = 0
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    if masked:
+        settings["attention_mask"] = mask
+    exact = model.generate(x, **settings)
+    actnn.compress(model, bits=4, min_bytes=0).eval()
+    assert torch.equal(model.generate(x, **settings), exact)
+
+
+def test_a_saved_model_is_the_model(tmp_path):
+    model = actnn.compress(llama(), bits=4)
+    model.save_pretrained(tmp_path)
+    loaded = type(llama()).from_pretrained(tmp_path)
+    assert loaded.config.architectures == ["LlamaForCausalLM"]
+    for name, value in llama().state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value)
+
+
+def test_the_loss_of_a_model_is_the_loss_of_a_step():
+    from actnn.planning.training_step import default_loss
+
+    model, batch = llama(), {"input_ids": ids(8, 64), "labels": ids(8, 64)}
+    assert torch.equal(default_loss(model, batch), model(**batch).loss)
+    by_hand = actnn.estimate(model, batch, loss=lambda model, batch: model(**batch).loss)
+    tokens = package("transformers").BatchEncoding(batch)
+    assert actnn.estimate(model, batch) == actnn.estimate(model, tokens) == by_hand
+
+
+def test_estimates_of_operators_whose_fake_version_is_wrong(caplog):
+    transformers = package("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 256}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.MixtralConfig(**sizes, **heads, num_local_experts=4)
+    model = transformers.MixtralForCausalLM(config)
+    batch = {"input_ids": ids(8, 32), "labels": ids(8, 32)}
+    estimate = actnn.estimate(model, batch)
+    assert not caplog.records
+    assert estimate == actnn.estimate(model, batch, loss=lambda model, batch: model(**batch).loss)
+    actnn.compress(model, level="L0")
+    loss = model(**batch).loss
+    held = model.actnn.held_bytes
+    del loss
+    assert estimate.total.exact == pytest.approx(held, rel=0.01)

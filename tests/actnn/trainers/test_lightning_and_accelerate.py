@@ -1,0 +1,146 @@
+"""Lightning and accelerate train compressed models as they train others; timm's models, too."""
+
+import pytest
+import torch
+from torch import nn
+from trained_models import ids, llama
+from trainer_packages import package
+
+import actnn
+
+pytestmark = [  # what these packages warn of is theirs
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error::actnn.ActNNWarning"),
+]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 1))
+
+
+def batches():
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.DataLoader([(row, row.sum(0, True)) for row in x], batch_size=4)
+
+
+def task(calls_itself):
+    """A LightningModule that keeps the losses of its steps."""
+    lightning = package("lightning")
+
+    class Task(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.losses = network(), []
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, batch, index):
+            x, y = batch
+            result = self(x) if calls_itself else self.net(x)
+            loss = (result - y).square().mean()
+            self.losses.append(float(loss.detach()))
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Task()
+
+
+def lightning_losses(model, **settings):
+    trainer = package("lightning").Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=True,
+        **settings,
+    )
+    trainer.fit(model, batches())
+    return model.losses
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "bf16-mixed"}], ids=str)
+@pytest.mark.parametrize("whole", [True, False])
+def test_lightning(whole, settings):
+    exact = lightning_losses(task(whole), **settings)
+    model = task(whole)
+    compressed = actnn.compress(model if whole else model.net, bits=32, min_bytes=0)
+    assert lightning_losses(model, **settings) == exact
+    assert len(exact) == 4
+    assert compressed.actnn.records
+
+
+def test_a_lightning_module_that_does_not_call_itself_says_so():
+    model = actnn.compress(task(calls_itself=False), bits=4, min_bytes=0)
+    with pytest.warns(actnn.ActNNWarning, match="the compressed Task itself.*'net'"):
+        lightning_losses(model)
+
+
+def accelerated(model, compressed, **settings):
+    """Losses of an accelerate loop, with the model compressed before or after `prepare`."""
+    accelerate = package("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if compressed == "before":
+        actnn.compress(model, bits=32, min_bytes=0)
+    prepared, optimizer, loader = accelerator.prepare(model, optimizer, batches())
+    if compressed == "after":
+        actnn.compress(prepared, bits=32, min_bytes=0)
+    losses = []
+    for x, y in loader:
+        with accelerator.accumulate(prepared):
+            loss = (prepared(x) - y).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    if compressed != "no":
+        assert accelerator.unwrap_model(prepared).actnn.records
+    return losses
+
+
+SETTINGS = {
+    "plain": {},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "bfloat16": {"mixed_precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_accelerate_prepares_a_compressed_model(settings):
+    exact = accelerated(network(), "no", **settings)
+    assert accelerated(network(), "before", **settings) == exact
+
+
+def test_a_model_can_be_compressed_after_accelerate_has_prepared_it():
+    assert accelerated(network(), "after") == accelerated(network(), "no")
+    with pytest.raises(actnn.ActNNError, match="set on this Sequential; compress it before"):
+        accelerated(network(), "after", mixed_precision="bf16")
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224"])
+def test_gradients_of_published_image_models(name):
+    timm = package("timm")
+    settings = {"img_size": 32} if "vit" in name else {}
+    x, gradients = torch.randn(2, 3, 32, 32), []
+    for compressed in (False, True):
+        torch.manual_seed(0)
+        model = timm.create_model(name, num_classes=4, **settings).train()
+        if compressed:
+            actnn.compress(model, bits=32, min_bytes=0)
+        model(x).square().mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for exact, ours in zip(*gradients, strict=True):
+        assert (exact - ours).norm() <= 1e-5 * exact.norm() + 1e-7
+
+
+def test_a_compressed_model_is_exported_with_the_names_of_its_inputs():
+    model, batch = llama(use_cache=False).eval(), {"input_ids": ids(2, 16)}
+    plain = torch.export.export(model, (), batch).graph_signature.user_inputs
+    actnn.compress(model, bits=4)
+    assert torch.export.export(model, (), batch).graph_signature.user_inputs == plain

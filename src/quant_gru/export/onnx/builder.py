@@ -246,11 +246,14 @@ def infer_shapes(model: Any) -> None:
 
 
 def proto_of(model: Any) -> Any:
-    """Return an onnx_ir model as protobuf, without notes of the shapes that its tensors have."""
+    """Return an onnx_ir model as protobuf, with notes of shapes that depend on an input alone."""
     proto = onnx_ir().to_proto(model)
     graph = proto.graph
-    tensors = {tensor.name for tensor in graph.initializer}
-    noted = [value for value in graph.value_info if value.name not in tensors]
+    fixed = {tensor.name for tensor in graph.initializer} - {each.name for each in graph.input}
+    for node in graph.node:
+        if fixed.issuperset(node.input) and not any(each.HasField("g") for each in node.attribute):
+            fixed.update(node.output)
+    noted = [value for value in graph.value_info if value.name not in fixed]
     del graph.value_info[:]
     graph.value_info.extend(noted)
     return proto

@@ -15,12 +15,21 @@ import torch
 from numpy.typing import NDArray
 
 from quant_gru.export.onnx.builder import Builder, Value
-from quant_gru.export.onnx.exact import FLOAT64, Rule, clipped, converted, number, stored
+from quant_gru.export.onnx.exact import (
+    FLOAT64,
+    Rule,
+    clipped,
+    converted,
+    number,
+    scaled,
+    smallest,
+    stored,
+)
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
 
 _STORED, _LISTED = 1 << 12, 1 << 16  # entries, at most
-_SMALL = 1 << 9  # entries that take less than the nodes that make them
+_STEPS = 1 << 10  # bytes that the nodes take in a file that add up steps
 # shifts of constants, in 16 or 32 bits, and of the steps in which slopes are tried
 _TRIES = ((15, 11), (15, 14), (15, 17), (30, 11), (30, 14), (30, 17), (30, 20))
 _SHIFT = 32  # float64 has every sum of 17 bits with it
@@ -61,23 +70,57 @@ def list_of(b: Builder, table: Table, dtype: str) -> tuple[Value, int]:
     """
     if is_stored(table):
         return stored_list(b, outputs(table), dtype)
-    segments = _coarse(table) or _exact(table)
-    t = stored(b, np.arange(segments.length), "DOUBLE")
-    columns = (segments.codes, segments.rests, segments.c1, segments.c2)
-    code, rest, c1, c2 = (stored(b, column[:, None], "DOUBLE") for column in columns)
-    y = b.op("Add", b.op("Mul", c2, t), c1)
-    y = b.op("Mul", b.op("Mul", y, t), b.float64(2.0**-segments.shift))
-    y = b.op("Add", y, b.op("Mul", rest, b.float64(2.0**-segments.rest_shift)))
-    y = b.op("Add", b.op("Round", y), code)
-    y = clipped(b, y, table.lo - table.zero_point, table.hi - table.zero_point, "DOUBLE")
-    (y,) = converted(b, [b.op("Reshape", y, b.int64([-1]))], "DOUBLE", dtype)
-    return y, len(segments.codes) * segments.length
+    return lists_of_segments(b, [table], [1.0], dtype)
+
+
+def are_alike(tables: Sequence[Table]) -> bool:
+    """Return whether all tables are segments, as many and as long, so that one list has them."""
+    forms = {(len(table.bounds), table.segment_shift) for table in tables}
+    return len(forms) == 1 and not any(map(is_stored, tables))
+
+
+def lists_of_segments(
+    b: Builder, tables: Sequence[Table], units: Sequence[float], dtype: str
+) -> tuple[Value, int]:
+    """Return a list as `list_of` of tables that `are_alike`, and how many entries each has.
+
+    Sums are exact in any order. OpenVINO does not end with them as products of constants and sums.
+
+    Args:
+        b: The builder.
+        tables: The tables.
+        units: What the outputs of each are multiplied by.
+        dtype: 'FLOAT' or 'DOUBLE', of the list.
+    """
+    parts = [_coarse(table) or _exact(table) for table in tables]
+
+    def column(name: str) -> Value:
+        found = np.stack([getattr(part, name) for part in parts])
+        return stored(b, found[:, :, None], "DOUBLE")
+
+    def of_each(numbers: Sequence[float]) -> NDArray[np.float64]:
+        found = np.array(numbers, np.float64)
+        return found[0] if np.all(found == found[0]) else found[:, None, None]
+
+    t = np.arange(parts[0].length)
+    powers = stored(b, np.stack([t, t * t, np.ones_like(t)]), "DOUBLE")
+    shifts = np.array([[part.shift, part.shift, part.rest_shift] for part in parts])
+    powers = b.op("Mul", powers, b.float64(np.ldexp(1.0, -shifts)[:, :, None]))
+    y = b.op("MatMul", b.op("Concat", *map(column, ("c1", "c2", "rests")), axis=2), powers)
+    y = b.op("Add", b.op("Round", y), column("codes"))
+    lo, hi = (
+        of_each([getattr(each, end) - each.zero_point for each in tables]) for end in ("lo", "hi")
+    )
+    (y,) = converted(b, [clipped(b, y, lo, hi, "DOUBLE")], "DOUBLE", dtype)
+    y = scaled(b, y, of_each(units), dtype)
+    return b.op("Reshape", y, b.int64([-1])), len(tables[0].bounds) * len(t)
 
 
 def stored_list(b: Builder, codes: Integers, dtype: str) -> tuple[Value, int]:
     """Return a list of codes, and how many there are."""
     steps = np.diff(codes, append=codes[-1])
-    if len(codes) > _SMALL and not len(codes) % 2 and 0 <= steps.min() <= steps.max() < 16:
+    gain = np.dtype(smallest(codes)).itemsize * len(codes) - len(codes) // 2
+    if gain > _STEPS and not len(codes) % 2 and 0 <= steps.min() <= steps.max() < 16:
         return _from_steps(b, codes, steps, dtype), len(codes)
     return stored(b, codes, dtype), len(codes)
 

@@ -13,8 +13,18 @@ from quant_gru.export.onnx.exact import (
     converted,
     number,
     rounded,
+    scaled,
 )
-from quant_gru.export.onnx.listed import Sums, is_even, is_stored, list_of, outputs, stored_list
+from quant_gru.export.onnx.listed import (
+    Sums,
+    are_alike,
+    is_even,
+    is_stored,
+    list_of,
+    lists_of_segments,
+    outputs,
+    stored_list,
+)
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
 
@@ -76,23 +86,31 @@ def _gather(
     sums: Sequence[Sums | None],
 ) -> Value:
     """Take entries from a list of all codes; tables that are the same are listed once."""
-    lists: list[Value] = []
+    codes = [outputs(t) if of is None else of.outputs for t, of in zip(tables, sums, strict=True)]
+    keys = [(each.tobytes(), unit) for each, unit in zip(codes, units, strict=True)]
+    first = {key: index for index, key in reversed(list(enumerate(keys)))}
+    chosen = sorted(first.values())
     places: dict[tuple[bytes, float], int] = {}
-    count, offsets = 0, []
-    for table, pre, unit, of in zip(tables, pres, units, sums, strict=True):
-        first = int(table.bounds[0]) - pre.zero_point if of is None else of.first
-        codes = outputs(table) if of is None else of.outputs
-        key = (codes.tobytes(), unit)
-        if key not in places:
+    if not any(sums) and are_alike(tables):
+        every, entries = lists_of_segments(
+            b, [tables[i] for i in chosen], [units[i] for i in chosen], dtype
+        )
+        places = {keys[i]: entries * place for place, i in enumerate(chosen)}
+    else:
+        lists, count = [], 0
+        for i in chosen:
             listed, entries = (
-                list_of(b, table, dtype) if of is None else stored_list(b, codes, dtype)
+                list_of(b, tables[i], dtype) if sums[i] is None else stored_list(b, codes[i], dtype)
             )
-            places[key] = count
+            lists.append(scaled(b, listed, np.array(units[i]), dtype))
+            places[keys[i]] = count
             count += entries
-            # at every unit, so that more GRUs have the same nodes; it is done once
-            lists.append(b.op("Mul", listed, number(b, unit, dtype)))
-        offsets.append(float(places[key] - first))
-    every = lists[0] if len(lists) == 1 else b.op("Concat", *lists, axis=0)
+        every = lists[0] if len(lists) == 1 else b.op("Concat", *lists, axis=0)
+    starts = [
+        int(table.bounds[0]) - pre.zero_point if of is None else of.first
+        for table, pre, of in zip(tables, pres, sums, strict=True)
+    ]
+    offsets = [float(places[key] - start) for key, start in zip(keys, starts, strict=True)]
     same = all(offset == offsets[0] for offset in offsets)
     added = np.array(offsets[0]) if same else np.repeat(offsets, size)
     place = b.op("Add", v, number(b, added, dtype)) if np.any(added) else v

@@ -96,13 +96,13 @@ class Builder:
         return found
 
     def ops(
-        self, kind: str, count: int, *inputs: Value | None, domain: str = "", **attributes: Any
+        self, kind: str, count: int, *inputs: Value | None, **attributes: Any
     ) -> Sequence[Value]:
         """Add a node and return its `count` outputs."""
         if kind == "Split" and self.opset < 18:
             attributes.pop("num_outputs", None)
         found: Sequence[Value] = self._tape.op_multi_out(
-            kind, inputs, attributes=attributes, num_outputs=count, domain=domain
+            kind, inputs, attributes=attributes, num_outputs=count
         )
         self._name(found)
         return found

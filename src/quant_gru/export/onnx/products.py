@@ -188,7 +188,9 @@ class Product:
     def _matrix(self, b: Builder, wide: str) -> Value:
         """Return the matrix (K, rows); a file has no zeros between its blocks."""
         if len(self.blocks) == 1:
-            return stored(b, self.blocks[0].T, wide)
+            # OpenVINO rounds what it multiplies with a matrix of 8 bits, unless it is of two parts
+            parts = np.array_split(self.blocks[0].T, 2, axis=1)
+            return b.op("Concat", *(stored(b, part, wide) for part in parts), axis=1)
         K = sum(block.shape[1] for block in self.blocks)
         columns, start = [], 0
         for block in self.blocks:

@@ -20,6 +20,7 @@ from quant_gru.export.onnx.exact import (
     clipped,
     converted,
     fitting,
+    number,
     rule_of,
     scaled,
     stored,
@@ -28,6 +29,7 @@ from quant_gru.export.onnx.exact import (
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 
+_NARROW = 1 << 8  # magnitudes of 8 bits are below
 _SMALL = 1 << 12  # entries of a matrix for which float32 gains less than a Cast costs
 
 
@@ -188,9 +190,11 @@ class Product:
     def _matrix(self, b: Builder, wide: str) -> Value:
         """Return the matrix (K, rows); a file has no zeros between its blocks."""
         if len(self.blocks) == 1:
-            # OpenVINO rounds what it multiplies with a matrix of 8 bits, unless it is of two parts
-            parts = np.array_split(self.blocks[0].T, 2, axis=1)
-            return b.op("Concat", *(stored(b, part, wide) for part in parts), axis=1)
+            matrix = stored(b, self.blocks[0].T, wide)
+            if wide == "INT64" or np.abs(self.blocks[0]).max() >= _NARROW:
+                return matrix
+            # OpenVINO rounds what it multiplies with a matrix of 8 bits, but not with a maximum
+            return b.op("Max", matrix, number(b, -_NARROW, wide))
         K = sum(block.shape[1] for block in self.blocks)
         columns, start = [], 0
         for block in self.blocks:

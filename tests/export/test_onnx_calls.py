@@ -70,6 +70,24 @@ def test_twelve_calls_are_hardly_larger_than_one(profile, tmp_path):
                 assert torch.equal(ours, theirs)
 
 
+def test_openvino_takes_functions_in_the_place_of_their_calls(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    from onnx import inliner
+
+    path, model = tmp_path / "model.onnx", made(3)
+    export_onnx(model, path, example())
+    hint, core = {"INFERENCE_PRECISION_HINT": "f32"}, openvino.Core()
+    with pytest.raises(RuntimeError, match="No conversion rule found"):
+        core.compile_model(str(path), "CPU", hint)
+    onnx.save(inliner.inline_local_functions(onnx.load(path)), path)
+    given = example(3, 2)
+    with torch.no_grad():
+        expected = model(*given)
+    found = core.compile_model(str(path), "CPU", hint)([each.numpy() for each in given]).values()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(torch.from_numpy(ours), theirs)
+
+
 def test_files_have_nothing_of_the_machine(tmp_path):
     """Stack traces of torch name the folders of who exports."""
     path = tmp_path / "model.onnx"

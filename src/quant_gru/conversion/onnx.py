@@ -32,10 +32,10 @@ from quant_gru.export.onnx.builder import (
     infer_shapes,
     ir_version,
     onnx_ir,
+    proto_of,
 )
 from quant_gru.export.onnx.calls import expand
-from quant_gru.export.onnx.half import transpose_before_cast
-from quant_gru.export.onnx.lowered import TRACED, check_opset, lower
+from quant_gru.export.onnx.lowered import TRACED, check_opset, lower, transpose_before_cast
 from quant_gru.export.onnx.model import Form, cell_model, sequence_model, step_model
 from quant_gru.export.onnx.notes import write_notes
 from quant_gru.export.onnx.packing import padded
@@ -252,7 +252,7 @@ def _whole_model(
     check_opset(written, form.opset)
     ranges = program.exported_program.range_constraints.items()
     traced = {str(name): int(each.lower) for name, each in ranges if each.lower == each.upper}
-    return onnx_ir().to_proto(written), traced
+    return proto_of(written), traced
 
 
 def _traced(model: torch.nn.Module, example: Any, dynamic_shapes: Any, opset: int) -> Any:
@@ -314,5 +314,5 @@ def _recording(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _bytes(model: Any) -> bytes:
-    content: bytes = onnx_ir().to_proto(model).SerializeToString()
+    content: bytes = proto_of(model).SerializeToString()
     return content

@@ -48,9 +48,17 @@ def quantized_beside(
     return clipped(b, y, lo, hi, dtype)
 
 
-def real(b: Builder, v: Value, quantizer: Quantizer) -> Value:
-    """Return the real value, float32, of integers that are codes less their zero point."""
-    return b.op("Mul", b.cast(v, "FLOAT"), b.float32(quantizer.scale))
+def real(b: Builder, v: Value, quantizer: Quantizer, dtype: str = "") -> Value:
+    """Return the real value, float32, of codes less their zero point.
+
+    Args:
+        b: The builder.
+        v: The codes, of any type.
+        quantizer: The quantizer.
+        dtype: ONNX type of `v`, if it is known.
+    """
+    (v,) = converted(b, [v], dtype, "FLOAT")
+    return b.op("Mul", v, b.float32(quantizer.scale))
 
 
 def moved(b: Builder, codes: Value, quantizer: Quantizer, dtype: str) -> Value:

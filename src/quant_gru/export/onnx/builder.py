@@ -235,6 +235,7 @@ def model_of(
         name="gru",
     )
     model = ir.Model(graph, ir_version=ir_version(builder.opset), producer_name="quant-gru")
+    ir.passes.common.RemoveUnusedNodesPass()(model)
     ir.passes.common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return model
 
@@ -242,3 +243,17 @@ def model_of(
 def infer_shapes(model: Any) -> None:
     """Write the shapes of all values that ONNX can infer into an onnx_ir model."""
     onnx_ir().passes.common.ShapeInferencePass()(model)
+
+
+def proto_of(model: Any) -> Any:
+    """Return an onnx_ir model as protobuf, with notes of shapes that depend on an input alone."""
+    proto = onnx_ir().to_proto(model)
+    graph = proto.graph
+    fixed = {tensor.name for tensor in graph.initializer} - {each.name for each in graph.input}
+    for node in graph.node:
+        if fixed.issuperset(node.input) and not any(each.HasField("g") for each in node.attribute):
+            fixed.update(node.output)
+    noted = [value for value in graph.value_info if value.name not in fixed]
+    del graph.value_info[:]
+    graph.value_info.extend(noted)
+    return proto

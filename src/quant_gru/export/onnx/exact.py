@@ -21,7 +21,9 @@ from quant_gru.integer.weighted_sum import WeightedSum
 
 FLOAT32, FLOAT64, INT64 = 1 << 24, 1 << 53, 1 << 62
 LIMITS = {"FLOAT": FLOAT32, "DOUBLE": FLOAT64}
+FLOATS = {"FLOAT": np.float32, "DOUBLE": np.float64}
 _SATURATES_LOG2 = 34
+_CAST = 128  # bytes that a Cast and its names take in a file
 _NORMAL = 100  # shifts by which codes neither overflow float32 nor become subnormal
 
 Objects = NDArray[np.object_]
@@ -33,13 +35,18 @@ class Term:
 
     Attributes:
         factors: One or two values, integers times `unit` in all.
-        bound: The largest magnitude of the integers.
+        bound: The largest magnitude of the integers, of all channels or of each.
         unit: What the values are multiples of, of all channels or of each.
     """
 
     factors: tuple[Value, ...]
-    bound: int
+    bound: Any
     unit: float | NDArray[np.float64] = 1.0
+
+    def times(self, other: Term) -> Term:
+        """Return the product of two terms of one value each."""
+        factors = (*self.factors, *other.factors)
+        return Term(factors, self.bound * other.bound, self.unit * other.unit)
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,13 @@ def weighted_sum(b: Builder, name: str, rule: Rule, terms: Sequence[Term], dtype
         for index, term in enumerate(terms):
             v = b.op("Mul", *term.factors) if len(term.factors) == 2 else term.factors[0]
             parts.append(scaled(b, v, rule.factor(index) / term.unit, inner))
-        found = b.op("Round", _added(b, parts))
+        found = _added(b, parts)
+        if np.all(rule.k == 0):
+            largest = sum(M * bound for M, bound in zip(rule.Ms, bounds, strict=True))
+            if np.all(rule.lo <= -largest) and np.all(rule.hi >= largest):
+                return converted(b, (found,), inner, dtype)[0]
+        else:
+            found = b.op("Round", found)
     else:
         parts = []
         for term in terms:
@@ -146,8 +159,16 @@ def converted(b: Builder, values: Sequence[Value], dtype: str, wanted: str) -> t
 
 
 def number(b: Builder, value: Any, dtype: str) -> Value:
-    """Return a constant of type 'FLOAT' or 'DOUBLE'."""
-    return b.float32(value) if dtype == "FLOAT" else b.float64(value)
+    """Return a constant of type 'FLOAT' or 'DOUBLE', which a file has in a smaller one."""
+    kind = FLOATS[dtype]
+    array = np.asarray(value, kind)
+    if array.nbytes > _CAST and np.all(np.isfinite(array)):
+        if np.all(array == np.rint(array)) and np.abs(array).max() < 1 << 31:
+            return stored(b, array.astype(np.int64), dtype)
+        gain = array.nbytes - 4 * array.size
+        if gain > _CAST and np.all(array == array.astype(np.float32)):
+            return b.cast(b.float32(array), dtype)
+    return b.constant(array, kind)
 
 
 def scaled(b: Builder, v: Value, factor: NDArray[np.float64], dtype: str) -> Value:
@@ -267,17 +288,19 @@ def rounded(
 
 
 def stored(b: Builder, values: Any, dtype: str) -> Value:
-    """Return integers in an ONNX type, which a file has in a smaller one.
+    """Return integers in an ONNX type, which a file has in a smaller one if that saves bytes.
 
     Runtimes convert it when they load the file.
     """
-    kind = _smallest(values)
-    if kind is np.int64 and dtype == "DOUBLE":  # no smaller, and runtimes may have 32 bits alone
-        return b.float64(values.astype(np.float64))
+    wanted = np.dtype(FLOATS.get(dtype, np.int64))
+    kind = smallest(values)
+    gain = (wanted.itemsize - np.dtype(kind).itemsize) * values.size
+    if gain <= _CAST:
+        return b.constant(values.astype(wanted), wanted)
     return b.cast(b.constant(values, kind), dtype)
 
 
-def _smallest(values: Any) -> Any:
+def smallest(values: Any) -> Any:
     """Return the smallest type of integers that holds all values."""
     least, most = int(values.min()), int(values.max())
     for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from quant_gru.export.onnx.border import code_of, moved, quantized, quantized_beside, real
 from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.export.onnx.exact import (
+    LIMITS,
     Rule,
     Term,
     beside,
@@ -19,7 +20,8 @@ from quant_gru.export.onnx.exact import (
     scaled,
     weighted_sum,
 )
-from quant_gru.export.onnx.lookups import is_dense, joins, limits, look_up
+from quant_gru.export.onnx.listed import Sums, of_sums
+from quant_gru.export.onnx.lookups import is_listed, joins, limits, look_up
 from quant_gru.export.onnx.products import Product
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
@@ -53,14 +55,29 @@ class IntegerCell:
         self._bounds = _bounds_of(plan)
         sums = all(rule.fits(self._bounds[name], "FLOAT") for name, rule in self._rules.items())
         products = self._input.fits("FLOAT") and self._recurrent.fits("FLOAT")
-        tables = all(is_dense(table) for table in plan.frozen.tables.values())
+        tables = all(is_listed(table) for table in plan.frozen.tables.values())
         self.state_type = "FLOAT" if sums and products and tables else "DOUBLE"
+        self._sums = self._sums_of_gates()
+        self._rules |= {f"gate.{gate}_pre": sums.rule for gate, sums in self._sums.items()}
         self._units = self._units_of_gates()
+
+    def _sums_of_gates(self) -> dict[str, Sums]:
+        """Return what tables give for sums that are not rounded: of both gates, or of neither."""
+        found, frozen = {}, self.plan.frozen
+        for gate in "zrg":
+            name, pre = f"gate.{gate}_out", f"gate.{gate}_pre"
+            rule, bounds = self._rules[pre], self._bounds[pre]
+            if rule.fits(bounds, self.state_type):
+                found[gate] = of_sums(frozen.tables[name], frozen.quantizers[pre], rule, bounds)
+        both = found.get("z") is not None and found.get("r") is not None
+        return {
+            gate: sums for gate, sums in found.items() if sums is not None and (gate == "g" or both)
+        }
 
     def _units_of_gates(self) -> dict[str, float]:
         """Return what gates are multiples of: multipliers of their products are in the tables."""
         units = dict.fromkeys("zrg", 1.0)
-        dense = {gate: is_dense(self.plan.frozen.tables[f"gate.{gate}_out"]) for gate in units}
+        dense = {gate: is_listed(self.plan.frozen.tables[f"gate.{gate}_out"]) for gate in units}
 
         def factor(product: str, total: str, index: int) -> float | None:
             """Return the multiplier of a product; None if 64-bit integers compute it."""
@@ -162,23 +179,26 @@ class IntegerCell:
             both: Both side by side, if they are known so.
         """
         H, dtype = self.plan.hidden_size, self.state_type
-        product = Product.beside([self._input, self._recurrent])
-        if product.weight.size > _JOINT:
+        kept = Product.identity(self.plan.h, H, self._input.rule)
+        # the state is in front of the candidate's product: one operator multiplies both with gates
+        recurrent = Product.stacked([self._recurrent, kept])
+        recurrent = recurrent.rows(np.r_[0 : 2 * H, 3 * H : 4 * H, 2 * H : 3 * H])
+        product = Product.beside([self._input, recurrent])
+        if product.size > _JOINT:
             return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
-        # starting an operator costs more than the zeros between two small matrices
+        # starting an operator costs more than the zeros between small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
         found, units = product(b, both, dtype), self._units_of_sums()
+        sizes = [2 * H, H, 2 * H, 2 * H]
         factor = np.concatenate(
-            [np.broadcast_to(u, n * H) for u, n in zip(units, (2, 1, 2, 1), strict=True)]
+            [np.broadcast_to(unit, size) for unit, size in zip(units, sizes, strict=True)]
         )
-        parts = b.ops(
-            "Split", 4, scaled(b, found, factor, dtype), b.int64([2 * H, H, 2 * H, H]), axis=-1
-        )
+        *parts, sides = b.ops("Split", 4, scaled(b, found, factor, dtype), b.int64(sizes), axis=-1)
         terms = [
             Term((part,), self._bounds["gate.z_pre"][i // 2], unit)
-            for i, (part, unit) in enumerate(zip(parts, units, strict=True))
+            for i, (part, unit) in enumerate(zip(parts, units, strict=False))
         ]
-        return h, self._step(b, terms[:2], terms[2:], h)
+        return h, self._step(b, terms[:2], terms[2], sides)
 
     def _units_of_sums(self) -> list[NDArray[np.float64]]:
         """Return the multipliers of both products' gates and candidates, 1 where 64 bits add."""
@@ -198,56 +218,96 @@ class IntegerCell:
         """Return the state after a step, from the projected input and the state before."""
         most = self._bounds["gate.z_pre"]
         Wx = [Term((v,), most[0]) for v in inputs]
-        Rh = [Term((v,), most[1]) for v in self._halves(b, self._recurrent(b, h, self.state_type))]
-        return self._step(b, Wx, Rh, h)
+        gates, candidate = self._halves(b, self._recurrent(b, h, self.state_type))
+        sides = b.op("Concat", h, candidate, axis=-1)
+        return self._step(b, Wx, Term((gates,), most[1]), sides)
 
-    def _step(self, b: Builder, Wx: Sequence[Term], Rh: Sequence[Term], h: Value) -> Value:
-        """Return the state after a step from both products, gates and candidate each."""
+    def _step(self, b: Builder, Wx: Sequence[Term], Rh_gates: Term, sides: Value) -> Value:
+        """Return the state after a step.
+
+        Args:
+            b: The builder.
+            Wx: The input's product, gates and candidate.
+            Rh_gates: The state's product, gates.
+            sides: The state and the candidate of its product side by side (N, 2H).
+        """
         plan, dtype, q = self.plan, self.state_type, self.plan.frozen.quantizers
 
         def total(name: str, *terms: Term) -> Term:
             rule = self._limited("g") if name == "gate.g_pre" else self._rules[name]
             return Term((weighted_sum(b, name, rule, terms, dtype),), q[name].max_abs)
 
-        def product(name: str, left: Term, right: Term) -> Term:
-            """Return the product as a value of its own, or unrounded if it is fused."""
-            both = Term(
-                (*left.factors, *right.factors),
-                left.bound * right.bound,
-                left.unit * right.unit,
-            )
-            return total(name, both) if name in self._rules else both
-
-        (Wx_gates, Wx_g), (Rh_gates, Rh_g) = Wx, Rh
-        state = Term((h,), q["output.h"].max_abs)
-        z, r = self._gates(b, Wx_gates, Rh_gates)
-        rRh = product("op.rRh", r, Rh_g)
+        Wx_gates, Wx_g = Wx
+        z, old, rRh = self._products(b, self._gates(b, Wx_gates, Rh_gates), sides)
         pre = total("gate.g_pre", Wx_g, rRh)
-        g = self._gate("g", self._look_up(b, ["g"], pre.factors[0]))
-        old = product("op.old_contrib", z, state)
+        g = Term(
+            (self._look_up(b, ["g"], pre.factors[0]),), q["gate.g_out"].max_abs, self._units["g"]
+        )
         one = number(b, plan.frozen.one * z.unit, dtype)
         one_minus_z = Term((b.op("Sub", one, *z.factors),), plan.frozen.one_minus_z, z.unit)
-        new = product("op.new_contrib", one_minus_z, g)
+        new = self._product(b, "op.new_contrib", one_minus_z.times(g))
         after = total("output.h", old, new)
         if plan.frozen.zoneout is None:
             return after.factors[0]
+        state = Term((_halves(b, sides)[0],), q["output.h"].max_abs)
         return weighted_sum(b, "output.h", self._rules["zoneout"], (state, after), dtype)
 
-    def _gates(self, b: Builder, Wx: Term, Rh: Term) -> list[Term]:
-        """Return update and reset gate; both are computed side by side where they can be."""
+    def _products(self, b: Builder, gates: Value, sides: Value) -> tuple[Term, Term, Term]:
+        """Return the update gate, its product with the state, and the reset gate's product.
+
+        Args:
+            b: The builder.
+            gates: Update and reset gate side by side (N, 2H), in `_units`.
+            sides: Of `_step`.
+        """
+        H, dtype, q = self.plan.hidden_size, self.state_type, self.plan.frozen.quantizers
+        names, units = ("op.old_contrib", "op.rRh"), [self._units[gate] for gate in "zr"]
+        bounds = [self._bounds[name][0] for name in names]
+        rules = [self._rules[name] for name in names if name in self._rules]
+        z, r = _halves(b, gates)
+        update = Term((z,), q["gate.z_out"].max_abs, units[0])
+        if len(rules) == 2:
+            rule = beside(rules, [H, H])
+            both = Term((gates, sides), np.repeat(np.array(bounds, object), H), np.repeat(units, H))
+            if rule.fits([both.bound], dtype):  # one operator computes both
+                found = _halves(b, weighted_sum(b, names[0], rule, [both], dtype))
+                old, rRh = (Term((v,), q[n].max_abs) for v, n in zip(found, names, strict=True))
+                return update, old, rRh
+        elif not rules and max(bounds) < LIMITS[dtype]:
+            found = _halves(b, b.op("Mul", gates, sides))
+            old, rRh = (Term((v,), *rest) for v, *rest in zip(found, bounds, units, strict=True))
+            return update, old, rRh
+        state, candidate = _halves(b, sides)
+        old, rRh = (
+            self._product(b, name, Term(pair, bound, unit))
+            for name, pair, bound, unit in zip(
+                names, ((z, state), (r, candidate)), bounds, units, strict=True
+            )
+        )
+        return update, old, rRh
+
+    def _product(self, b: Builder, name: str, both: Term) -> Term:
+        """Return a product as a value of its own, or unrounded if it is fused."""
+        if name not in self._rules:
+            return both
+        v = weighted_sum(b, name, self._rules[name], [both], self.state_type)
+        return Term((v,), self.plan.frozen.quantizers[name].max_abs)
+
+    def _gates(self, b: Builder, Wx: Term, Rh: Term) -> Value:
+        """Return update and reset gate side by side, in `_units`."""
         H, dtype, both = self.plan.hidden_size, self.state_type, ("z", "r")
         rule = beside([self._limited(gate) for gate in both], [H, H])
         v = weighted_sum(b, "gate.z_pre", rule, (Wx, Rh), dtype)
         tables = [self.plan.frozen.tables[f"gate.{gate}_out"] for gate in both]
         if joins(tables):
-            found = b.ops("Split", 2, self._look_up(b, both, v), axis=-1, num_outputs=2)
-        else:
-            parts = b.ops("Split", 2, v, axis=-1, num_outputs=2)
-            found = [self._look_up(b, [gate], v) for gate, v in zip(both, parts, strict=True)]
-        return [self._gate(gate, v) for gate, v in zip(both, found, strict=True)]
+            return self._look_up(b, both, v)
+        parts = zip(both, _halves(b, v), strict=True)
+        return b.op("Concat", *(self._look_up(b, [gate], part) for gate, part in parts), axis=-1)
 
     def _limited(self, gate: str) -> Rule:
         """Return the rule of a pre-activation within the limits of its table."""
+        if gate in self._sums:
+            return self._sums[gate].rule
         frozen = self.plan.frozen
         table, pre = frozen.tables[f"gate.{gate}_out"], frozen.quantizers[f"gate.{gate}_pre"]
         return self._rules[f"gate.{gate}_pre"].limited(*limits(table, pre))
@@ -263,11 +323,8 @@ class IntegerCell:
             self.state_type,
             self.plan.hidden_size,
             [self._units[gate] for gate in gates],
+            [self._sums[gate] for gate in gates if gate in self._sums],
         )
-
-    def _gate(self, gate: str, v: Value) -> Term:
-        bound = self.plan.frozen.quantizers[f"gate.{gate}_out"].max_abs
-        return Term((v,), bound, self._units[gate])
 
     def collect(self, b: Builder, h: Value) -> Value:
         """Return what a Scan collects of a step: integers."""
@@ -276,6 +333,10 @@ class IntegerCell:
     def real(self, b: Builder, collected: Value) -> Value:
         """Return the real values, float32, of what was collected."""
         return real(b, collected, self.plan.h)
+
+    def shown(self, b: Builder, h: Value) -> tuple[Value, Value]:
+        """Return what `join` takes of the state after the only step, and its real values."""
+        return h, real(b, h, self.plan.h, self.state_type)
 
     def keep(self, b: Builder, runs: Value, new: Value, old: Value) -> Value:
         """Return the new state of rows that still run, bool (N, 1), and the old one of others."""
@@ -288,6 +349,10 @@ class IntegerCell:
     def to_codes(self, b: Builder, h: Value) -> Value:
         """Return codes of output.h from the state."""
         return code_of(b, h, self.plan.h, self.state_type, self.code_type)
+
+
+def _halves(b: Builder, v: Value) -> Sequence[Value]:
+    return b.ops("Split", 2, v, axis=-1, num_outputs=2)
 
 
 def _rules_of(plan: CellPlan) -> dict[str, Rule]:

@@ -36,6 +36,7 @@ class Cell(Protocol):
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value: ...  # noqa: D102
     def collect(self, b: Builder, h: Value) -> Value: ...  # noqa: D102
     def real(self, b: Builder, collected: Value) -> Value: ...  # noqa: D102
+    def shown(self, b: Builder, h: Value) -> tuple[Value, Value]: ...  # noqa: D102
     def keep(self, b: Builder, runs: Value, new: Value, old: Value) -> Value: ...  # noqa: D102
     def from_codes(self, b: Builder, codes: Value) -> Value: ...  # noqa: D102
     def to_codes(self, b: Builder, h: Value) -> Value: ...  # noqa: D102
@@ -122,14 +123,15 @@ def step_of(
         runs: Of `steps_that_run`, or None if all rows have the step.
 
     Returns:
-        The state after it, float32 (1, N, H), and what was collected.
+        The state after it, float32 (1, N, H), and what `join` takes of it.
     """
     axis = b.int64([0])
     before, after = cell.once(b, x, v, h0)
     if runs is not None:
         after = cell.keep(b, b.op("Squeeze", runs, axis), after, before)
-    collected = b.op("Unsqueeze", cell.collect(b, after), axis)
-    return cell.real(b, collected), collected
+    shown, real = cell.shown(b, after)
+    found = b.op("Unsqueeze", real, axis)
+    return found, found if shown is real else b.op("Unsqueeze", shown, axis)
 
 
 def scan_of(

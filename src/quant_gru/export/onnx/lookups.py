@@ -1,27 +1,32 @@
-"""Tables of a plan in ONNX: a Gather of codes up to 12 bits, polynomials of segments beyond."""
+"""Look-ups in tables of a plan: a Gather up to 16 bits, polynomials in int64 beyond."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.export.onnx.exact import (
-    FLOAT64,
     INT64,
     clipped,
     converted,
     number,
     rounded,
-    stored,
+    scaled,
+)
+from quant_gru.export.onnx.listed import (
+    Sums,
+    are_alike,
+    is_even,
+    is_stored,
+    list_of,
+    lists_of_segments,
+    outputs,
+    stored_list,
 )
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
-
-_ENTRIES = 1 << 12  # of a table that is stored code by code
 
 
 def limits(table: Table, pre: Quantizer) -> tuple[int, int]:
@@ -31,7 +36,7 @@ def limits(table: Table, pre: Quantizer) -> tuple[int, int]:
 
 def joins(tables: Sequence[Table]) -> bool:
     """Return whether one look-up serves several tables, with values side by side."""
-    return any(all(map(kind, tables)) for kind in (is_dense, _is_even))
+    return all(map(is_listed, tables))
 
 
 def look_up(
@@ -43,6 +48,7 @@ def look_up(
     dtype: str,
     size: int,
     units: Sequence[float] = (),
+    sums: Sequence[Sums] = (),
 ) -> Value:
     """Return outputs of tables less their zero points.
 
@@ -54,42 +60,19 @@ def look_up(
         v: Input codes less their zero points, within `limits`, `size` of each table side by side.
         dtype: 'FLOAT' or 'DOUBLE', of `v` and of the result.
         size: See `v`.
-        units: What the output of each table is multiplied by, if they are stored code by code.
+        units: What the output of each table is multiplied by, if `is_listed`.
+        sums: What each table gives for sums, if `v` are sums.
     """
-    if all(is_dense(table) for table in tables):
-        return _gather(b, tables, pres, v, dtype, size, units or [1.0] * len(tables))
-    (wide,) = converted(b, [v], dtype, "DOUBLE")
-    if all(_is_even(table) for table in tables):
-        found = _segments(b, tables, pres, wide, size)
-    else:
-        (table,), (pre,) = tables, pres
-        found = _piecewise(b, name, table, pre, wide)
-    return converted(b, [found], "DOUBLE", dtype)[0]
+    if joins(tables):
+        units = units or [1.0] * len(tables)
+        return _gather(b, tables, pres, v, dtype, size, units, sums or [None] * len(tables))
+    (wide,), (table,), (pre,) = converted(b, [v], dtype, "DOUBLE"), tables, pres
+    return converted(b, [_piecewise(b, name, table, pre, wide)], "DOUBLE", dtype)[0]
 
 
-def is_dense(table: Table) -> bool:
-    """Return whether a table is stored code by code."""
-    return table.last - int(table.bounds[0]) < _ENTRIES
-
-
-def _is_even(table: Table) -> bool:
-    """Return whether all segments have one length, and float64 has every partial sum."""
-    if is_dense(table) or table.segment_shift is None or table.coefficients.shape[1] != 3:
-        return False
-    most = np.abs(table.coefficients.cpu().numpy().astype(object))
-    length = 1 << table.segment_shift
-    return int((most[:, 0] + most[:, 1] * length + most[:, 2] * length**2).max()) < FLOAT64
-
-
-def _spread(values: Sequence[float], size: int) -> NDArray[np.float64]:
-    """Return values for channels side by side, () if all are the same."""
-    same = all(value == values[0] for value in values)
-    return np.array(values[0]) if same else np.repeat(np.array(values, np.float64), size)
-
-
-def _moved(b: Builder, v: Value, offsets: Sequence[float], size: int, dtype: str) -> Value:
-    added = _spread(offsets, size)
-    return b.op("Add", v, number(b, added, dtype)) if np.any(added) else v
+def is_listed(table: Table) -> bool:
+    """Return whether a runtime has a list of the outputs of all input codes."""
+    return is_stored(table) or is_even(table)
 
 
 def _gather(
@@ -100,87 +83,38 @@ def _gather(
     dtype: str,
     size: int,
     units: Sequence[float],
+    sums: Sequence[Sums | None],
 ) -> Value:
-    """Take entries from a list of all codes; tables that are the same are stored once."""
-    entries: list[NDArray[np.int64]] = []
-    factors: list[float] = []
-    places, offsets = {}, []
-    for table, pre, unit in zip(tables, pres, units, strict=True):
-        first = int(table.bounds[0])
-        codes = torch.arange(first, table.last + 1, device=table.bounds.device)
-        found = (table(codes) - table.zero_point).cpu().numpy()
-        key = (found.tobytes(), unit)
-        if key not in places:
-            places[key] = sum(map(len, entries))
-            entries.append(found)
-            factors.append(unit)
-        offsets.append(float(places[key] + pre.zero_point - first))
-    listed = stored(b, np.concatenate(entries), dtype)
-    if any(factor != 1 for factor in factors):
-        counts = [len(each) for each in entries]
-        same = all(factor == factors[0] for factor in factors)
-        factor = np.array(factors[0]) if same else np.repeat(factors, counts)
-        listed = b.op("Mul", listed, number(b, factor, dtype))
-    place = _moved(b, v, offsets, size, dtype)
-    return b.op("Gather", listed, b.cast(place, "INT32"), axis=0)
-
-
-def _segments(
-    b: Builder, tables: Sequence[Table], pres: Sequence[Quantizer], v: Value, size: int
-) -> Value:
-    """Evaluate segments of one length in float64.
-
-    c_0 is split into an even code and a rest, so that the polynomial stays small: runtimes that
-    compute float64 in float32 then hardly ever round to another code.
-    """
-    lengths = [float(1 << int(table.segment_shift or 0)) for table in tables]
-    starts = np.cumsum([0, *(len(table.bounds) for table in tables)])[:-1]
-    scaled = b.op("Mul", v, b.float64(_spread([1 / length for length in lengths], size)))
-    place = _moved(
-        b,
-        scaled,
-        [
-            (pre.zero_point - int(table.bounds[0])) / length + int(start)
-            for table, pre, length, start in zip(tables, pres, lengths, starts, strict=True)
-        ],
-        size,
-        "DOUBLE",
-    )
-    segment = b.op("Floor", place)
-    t = b.op("Sub", place, segment)  # in units of a segment
-    i = b.cast(segment, "INT32")
-    rows = [table.coefficients.cpu().numpy().astype(np.int64) for table in tables]
-    codes = [(row[:, 0] >> (table.shift + 1)) * 2 for row, table in zip(rows, tables, strict=True)]
-    rests = [
-        row[:, 0] - (code << table.shift)
-        for row, code, table in zip(rows, codes, tables, strict=True)
+    """Take entries from a list of all codes; tables that are the same are listed once."""
+    codes = [outputs(t) if of is None else of.outputs for t, of in zip(tables, sums, strict=True)]
+    keys = [(each.tobytes(), unit) for each, unit in zip(codes, units, strict=True)]
+    first = {key: index for index, key in reversed(list(enumerate(keys)))}
+    chosen = sorted(first.values())
+    places: dict[tuple[bytes, float], int] = {}
+    if not any(sums) and are_alike(tables):
+        every, entries = lists_of_segments(
+            b, [tables[i] for i in chosen], [units[i] for i in chosen], dtype
+        )
+        places = {keys[i]: entries * place for place, i in enumerate(chosen)}
+    else:
+        lists, count = [], 0
+        for i in chosen:
+            listed, entries = (
+                list_of(b, tables[i], dtype) if sums[i] is None else stored_list(b, codes[i], dtype)
+            )
+            lists.append(scaled(b, listed, np.array(units[i]), dtype))
+            places[keys[i]] = count
+            count += entries
+        every = lists[0] if len(lists) == 1 else b.op("Concat", *lists, axis=0)
+    starts = [
+        int(table.bounds[0]) - pre.zero_point if of is None else of.first
+        for table, pre, of in zip(tables, pres, sums, strict=True)
     ]
-
-    def of_segment(columns: Sequence[NDArray[np.int64]], power: int) -> Value:
-        parts = [
-            length**power / 2.0**table.shift for length, table in zip(lengths, tables, strict=True)
-        ]
-        return b.op("Gather", _weighted(b, columns, parts), i, axis=0)
-
-    y = of_segment([row[:, 2] for row in rows], 2)
-    y = b.op("Add", b.op("Mul", y, t), of_segment([row[:, 1] for row in rows], 1))
-    y = b.op("Add", b.op("Mul", y, t), of_segment(rests, 0))
-    code = b.op("Gather", stored(b, np.concatenate(codes), "DOUBLE"), i, axis=0)
-    y = b.op("Add", code, b.op("Round", y))
-    lo, hi = (
-        _spread([float(getattr(table, end) - table.zero_point) for table in tables], size)
-        for end in ("lo", "hi")
-    )
-    return clipped(b, y, lo, hi, "DOUBLE")
-
-
-def _weighted(b: Builder, columns: Sequence[NDArray[np.int64]], factors: Sequence[float]) -> Value:
-    """Return integers of tables one after the other, times a power of two for each table."""
-    values = stored(b, np.concatenate(columns), "DOUBLE")
-    same = all(factor == factors[0] for factor in factors)
-    counts = [len(column) for column in columns]
-    factor = np.array(factors[0]) if same else np.repeat(factors, counts)
-    return values if np.all(factor == 1) else b.op("Mul", values, b.float64(factor))
+    offsets = [float(places[key] - start) for key, start in zip(keys, starts, strict=True)]
+    same = all(offset == offsets[0] for offset in offsets)
+    added = np.array(offsets[0]) if same else np.repeat(offsets, size)
+    place = b.op("Add", v, number(b, added, dtype)) if np.any(added) else v
+    return b.op("Gather", every, b.cast(place, "INT32"), axis=0)
 
 
 def _piecewise(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,11 @@ def _layers(
             state = _at(b, "output.h", state, [cell.h for cell in plan.cells[layer]])
         W, R, biases = (_joined(b, each, 0) for each in zip(*cells, strict=True))
         direction = "bidirectional" if D == 2 else "forward"
-        attributes = {"hidden_size": H, "linear_before_reset": 1, "direction": direction}
+        attributes: dict[str, Any] = {
+            "hidden_size": H,
+            "linear_before_reset": 1,
+            "direction": direction,
+        }
         y, h = b.ops("GRU", 2, x, W, R, biases, rows, state, **attributes)
         if plan is not None:
             # (T, D, N, H) and (D, N, H)

@@ -112,9 +112,9 @@ def cell_step(
         if layer:
             v = cell.join(b, plan.between[layer - 1][0], [cells[layer - 1].plan.h], [v])
         _, h = cell.after(b, v, cell.from_codes(b, codes))
-        v = cell.collect(b, h)
+        v, y = cell.shown(b, h)
         after.append(cell.to_codes(b, h))
-    return cells[-1].real(b, v), after
+    return y, after
 
 
 def node_step(

@@ -168,6 +168,11 @@ class QdqCell:
         """Return the real values, float32, of what was collected."""
         return collected
 
+    def shown(self, b: Builder, h: Value) -> tuple[Value, Value]:
+        """Return what `join` takes of the state after the only step, and its real values."""
+        found = self.collect(b, h)
+        return found, found
+
     def keep(self, b: Builder, runs: Value, new: Value, old: Value) -> Value:
         """Return the new state of rows that still run, bool (N, 1), and the old one of others."""
         # ONNX Runtime has no Where of 16-bit integers

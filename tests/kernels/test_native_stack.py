@@ -141,6 +141,6 @@ def test_stream(seed, monkeypatch):
     y, _ = reference(case, monkeypatch)
     for variant in NATIVE:
         monkeypatch.setenv(cpu.VARIABLE, variant)
-        stream = Stream(case.plan, case.x.shape[1])
+        stream = Stream(case.plan, case.x.shape[1], case.gru.config)
         for x, expected in zip(case.x, y, strict=True):
             assert torch.equal(stream(x), expected)

@@ -94,7 +94,7 @@ def test_the_peak_falls_with_the_bits(name):
 
 
 @pytest.mark.filterwarnings("ignore:Compression adds")  # one batch: its gradient has no variance
-def test_nothing_grows_in_100_steps():
+def test_nothing_grows_between_trials():
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2),
         nn.Flatten(2), First(nn.GRU(9, 8)), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 8),
@@ -110,9 +110,9 @@ def test_nothing_grows_in_100_steps():
         gc.disable()
         try:
             bytes_, objects = meter.allocated(), len(gc.get_objects())
-            for _ in range(100):  # five times from one allocation of bits to the next
+            for _ in range(60):  # PyTorch's own functions leave cycles in the trial of forward 100
                 step(model, x)
             assert meter.allocated() == bytes_
-            assert len(gc.get_objects()) - objects < 100  # fewer than one object per step
+            assert len(gc.get_objects()) - objects < 20  # fewer than one object per step
         finally:
             gc.enable()

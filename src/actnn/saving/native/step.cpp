@@ -107,9 +107,10 @@ void Step::add_known(const nb::handle &tensor, nb::object reason, nb::object own
     Description d;
     if (!torch().is_plain(tensor.ptr()) || !torch().tensors.describe(tensor.ptr(), d)) return;
     const nb::object storage = torch().storage.call(tensor.ptr());
-    // Without a reference to it: it is alive.
     Storage &known = storages_[torch().address_of(storage)];
     known.known = std::move(reason);
+    // A module keeps its tensors alive; an input may go while its address is known.
+    if (!owner.is_valid() && !known.reference) known.reference = WeakStorage(storage);
     known.owner = std::move(owner);
 }
 
@@ -302,8 +303,7 @@ nb::object Step::why_kept(const nb::handle &tensor, const Description &d, bool &
     alive = false;
     if (holds_true(t.requires_grad.of(base.ptr())) && holds_true(t.is_leaf.of(base.ptr()))) {
         alive = true;
-        const bool parameter =
-            nb::cast<bool>(nb::bool_(PyObject_IsInstance(base.ptr(), t.parameter.ptr()) == 1));
+        const bool parameter = PyObject_IsInstance(base.ptr(), t.parameter.ptr()) == 1;
         if (is_view) return parameter ? words().of_parameter : words().of_leaf;
         return parameter ? words().parameter : words().leaf;
     }

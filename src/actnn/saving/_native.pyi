@@ -86,7 +86,6 @@ class Decisions:
     """Decisions about kinds of tensors, valid as long as the settings are."""
 
     def __init__(self) -> None: ...
-    def clear(self) -> None: ...
 
 class Step:
     """The saved tensors of one forward pass in one thread."""

@@ -438,3 +438,23 @@ def test_parts_of_one_tensor_share_its_codes():
         assert found.stride() == part.stride()
         assert (found - part).abs().max() < 0.05
     assert len(saved(saving, "compressed")) < 4
+
+
+def test_an_error_in_a_first_step_leaves_nothing_half_made(monkeypatch):
+    x = torch.randn(64, 64, requires_grad=True)
+    saving, make = Saving(bits=8, min_bytes=0), codec.coder_of
+    saving_again = Saving(bits=8, min_bytes=0)
+
+    def fail(*arguments):
+        raise actnn.ActNNError("no kernel")
+
+    monkeypatch.setattr(codec, "coder_of", fail)
+    with pytest.raises(actnn.ActNNError, match="no kernel"), saving:
+        (x * 2).sin()
+    monkeypatch.setattr(codec, "coder_of", make)
+    found = []
+    for each in (saving, saving_again):
+        with each:
+            y = (x * 2).sin()
+        found.append(torch.autograd.grad(y.sum(), x)[0])
+    assert (found[0] - found[1]).norm() < 0.05 * found[1].norm()

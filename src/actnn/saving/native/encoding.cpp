@@ -11,16 +11,17 @@ constexpr int64_t kAlignment = 16, kMostAligned = int64_t{1} << 35;
 
 }  // namespace
 
-Decision Step::decide(const nb::handle &whole, const Description &d, const nb::handle &part,
-                      const Description &part_d, const Where &where, const nb::object &exact,
-                      const nb::object &op, const Decision *&cached) {
+Decision Step::decide(const nb::handle &whole, const Description &d, const Op *made_by,
+                      const nb::handle &part, const Description &part_d, const Op *part_by,
+                      const Where &where, const nb::object &exact, const nb::object &op,
+                      const Decision *&cached) {
     const Torch &t = torch();
     const bool heads =
         part_d.dimensions == 4 && !t.base.of(part.ptr()).is_none() && !part_d.is_contiguous();
     const nb::object kind = nb::borrow(reinterpret_cast<PyObject *>(Py_TYPE(where.module.ptr())));
     PyObject *const path = decides_by_path_ ? where.path.ptr() : nullptr;
-    const Decisions::Key key{op_of(whole), op_of(part), path,           kind.ptr(),
-                             d.kind,       heads,       where.boundary, !exact.is_none()};
+    const Decisions::Key key{made_by, part_by, path,           kind.ptr(),
+                             d.kind,  heads,   where.boundary, !exact.is_none()};
     const bool caches = caches_ && op.is_none();
     if (caches) {
         const auto found = decisions_.decisions.find(key);
@@ -51,17 +52,14 @@ nb::object Step::encode(const nb::handle &tensor, const Description &d, bool den
     const Torch &t = torch();
     Coder fresh;
     Coder *coder = &fresh;
-    bool is_known = false;
     if (cached && dense) {
         std::vector<int64_t> layout(d.shape, d.shape + d.dimensions);
         layout.insert(layout.end(), d.strides, d.strides + d.dimensions);
         const bool aligned = d.address % kAlignment == 0 && d.elements() < kMostAligned;
         Decisions::CoderKey key{cached, decision.bits, std::move(layout), d.device, aligned};
-        const auto [place, is_new] = decisions_.coders.try_emplace(std::move(key));
-        coder = &place->second;
-        is_known = !is_new;
+        coder = &decisions_.coders[std::move(key)];
     }
-    if (!is_known) {
+    if (!coder->encode.is_valid()) {  // new, or an error came the last time
         const nb::object found = self().attr("_coder")(tensor, decision.bits, decision.bounds);
         *coder = {found[0],
                   found[1],

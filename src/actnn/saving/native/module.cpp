@@ -79,7 +79,7 @@ NB_MODULE(_native, m) {
         .def("__len__", &Records::size)
         .def("__getitem__", &Records::get)
         .def("change", &Records::change);
-    nb::class_<Decisions>(m, "Decisions").def(nb::init<>()).def("clear", &Decisions::clear);
+    nb::class_<Decisions>(m, "Decisions").def(nb::init<>());
     nb::class_<Step>(m, "Step")
         .def(
             "__init__",

@@ -266,7 +266,7 @@ nb::object Step::pack(const nb::handle &tensor) {
     std::swap(instead, storage.normalized);
     const Op *const op = op_of(tensor);
     if (!seen && op && op->may_compare) self().attr("_keep_compared")(tensor);
-    const nb::object held = hold(whole, *held_d, dense, tensor, d, storage, instead);
+    const nb::object held = hold(whole, *held_d, dense, tensor, d, op, storage, instead);
     if (alive) records_[index].nbytes = unrecorded;  // torch would have held it once
     Saved *before = find();                          // what ran since may have added others
     if (!before) {
@@ -315,8 +315,8 @@ nb::object Step::why_kept(const nb::handle &tensor, const Description &d, bool &
 }
 
 nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
-                      const nb::handle &part, const Description &part_d, Storage &storage,
-                      const std::optional<Claim> &instead) {
+                      const nb::handle &part, const Description &part_d, const Op *part_by,
+                      Storage &storage, const std::optional<Claim> &instead) {
     const int64_t nbytes = d.elements() * d.bytes;
     nb::object reason = nb::none();
     bool alive = false;
@@ -334,8 +334,9 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
     const nb::object exact = storage.exact.is_valid() ? storage.exact : nb::none();
     const nb::object other_op = instead ? instead->op : nb::none();
     const Decision *cached = nullptr;
-    Decision decision = decide(whole, d, part, part_d, where, exact, other_op, cached);
-    const Op *const made_by = op_of(whole);
+    const Op *const made_by = whole.is(part) ? part_by : op_of(whole);
+    Decision decision =
+        decide(whole, d, made_by, part, part_d, part_by, where, exact, other_op, cached);
     const nb::object op = instead          ? instead->op
                           : where.boundary ? nb::object(nb::str("checkpoint"))
                           : made_by        ? made_by->name

@@ -49,12 +49,6 @@ class Decisions {
     using CoderKey = std::tuple<const Decision *, int64_t, std::vector<int64_t>, int64_t, bool>;
     std::map<CoderKey, Coder> coders;
     std::vector<nanobind::object> named;  // what keys have the addresses of
-
-    void clear() {
-        coders.clear();
-        decisions.clear();
-        named.clear();
-    }
 };
 
 class Step {
@@ -145,13 +139,14 @@ class Step {
     nanobind::handle self() const { return nanobind::find(*this); }
     Storage &storage_of(const nanobind::handle &tensor);
     Saved key_of(const nanobind::handle &tensor, const Description &d, bool dense) const;
+    // part_by: the kind of node that made the tensor that is saved.
     nanobind::object hold(const nanobind::handle &whole, const Description &d, bool dense,
-                          const nanobind::handle &part, const Description &part_d, Storage &storage,
-                          const std::optional<Claim> &instead);
+                          const nanobind::handle &part, const Description &part_d,
+                          const Op *part_by, Storage &storage, const std::optional<Claim> &instead);
     nanobind::object why_kept(const nanobind::handle &tensor, const Description &d, bool &alive);
-    Decision decide(const nanobind::handle &whole, const Description &d,
-                    const nanobind::handle &part, const Description &part_d, const Where &where,
-                    const nanobind::object &exact, const nanobind::object &op,
+    Decision decide(const nanobind::handle &whole, const Description &d, const Op *made_by,
+                    const nanobind::handle &part, const Description &part_d, const Op *part_by,
+                    const Where &where, const nanobind::object &exact, const nanobind::object &op,
                     const Decision *&cached);
     nanobind::object encode(const nanobind::handle &tensor, const Description &d, bool dense,
                             const Decision &decision, const Decision *cached);

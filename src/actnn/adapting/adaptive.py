@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,17 +10,16 @@ from torch import Tensor, nn
 
 from actnn import codec
 from actnn.adapting.layer_inputs import Layer
-from actnn.adapting.replay import Replay
-from actnn.adapting.trials import Trial, Trials, capturing
-from actnn.allocation import MAX_BITS, Sensitivities
+from actnn.adapting.trials import capturing
+from actnn.adapting.watched import Watched
+from actnn.allocation import Sensitivities
 from actnn.saving.active import active_step
-from actnn.saving.context import Saving
 from actnn.saving.settings import Bits
 
 SMALLEST = 1024  # elements of a sample below which its own bits are not worth the launches
 
 
-class Adaptive:
+class Adaptive(Watched):
     """Allocates bits for the samples of the saved tensors of one model.
 
     Args:
@@ -46,6 +44,7 @@ class Adaptive:
         linear: bool = True,
         norms: bool = True,
     ) -> None:
+        super().__init__(statistics.average, needed=True)
         self.statistics = statistics
         self._linear, self._norms = linear, norms
         self._group = group
@@ -54,8 +53,6 @@ class Adaptive:
         self._count: Counter[str] = Counter()
         self._names: dict[int, str] = {}  # record of this step -> name in the statistics
         self._sharing: dict[str, str] = {}  # name -> the first layer that shares the codes
-        self._trials = Trials(statistics.average)
-        self._at: int | None = None  # bits of all tensors, in a trial
         self._handles = [
             module.register_forward_hook(partial(_observe_output, path))
             for path, module in model.named_modules()
@@ -66,11 +63,6 @@ class Adaptive:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
-
-    @property
-    def floor(self) -> int:
-        """The fewest bits of tensors that have no bits of their own."""
-        return self._at or 1
 
     def begin_step(self, model: nn.Module | None) -> None:
         """Begin a forward pass of a model. A step that a CUDA graph captures learns nothing."""
@@ -120,10 +112,6 @@ class Adaptive:
         bits, capacity = self.statistics.bits_of(name, ranges, elements, factor, source)
         return Bits(rows, bits, capacity)
 
-    def bits_of_derivative(self, path: str, elements: int) -> int | None:
-        """Bits of the codes of a derivative: those of all tensors."""
-        return self._at
-
     def share(self, record: int, path: str) -> None:
         """Say that a module saves a tensor whose codes are held already.
 
@@ -150,24 +138,6 @@ class Adaptive:
     def observe(self, path: str, gradient: Tensor) -> None:
         """Take in the gradient of the output of a layer."""
         self.statistics.observe_gradient(path, gradient)
-
-    def watch(
-        self, saving: Saving, forward: Callable[..., Any], arguments: Any, named: Any
-    ) -> Replay | None:
-        """Begin a forward of the model. See `Trials.watch`."""
-        return self._trials.watch(saving, forward, arguments, named, self._judge)
-
-    def _judge(self, trial: Trial) -> bool:
-        """Warn of too much noise."""
-        self._at = MAX_BITS
-        try:
-            exact, other = trial.gradient(0), trial.gradient(1)
-        finally:
-            self._at = None
-        if not exact.is_finite or exact.energy() == 0:
-            return False
-        self._trials.judge_noise(exact, other, trial.gradient(0))
-        return True
 
 
 def _observe_output(path: str, module: nn.Module, args: Any, output: Any) -> None:

@@ -17,21 +17,22 @@ FEW = 3  # bits at and below which the noise is worth a look
 
 
 class Watched:
-    """Allocates nothing; warns once if equal bits add too much noise.
+    """Allocates nothing; warns once if the bits add too much noise.
 
     Args:
-        bits: Of all tensors.
+        bits: Of all tensors, or on average.
+        needed: See `Trials`.
     """
 
     by_sample = adapts = corrects = False
 
-    def __init__(self, bits: int) -> None:
-        self._trials = Trials(bits, needed=False)
+    def __init__(self, bits: float, *, needed: bool = False) -> None:
+        self._trials = Trials(bits, needed=needed)
         self._at: int | None = None  # bits of all tensors, in a trial
 
     @property
     def floor(self) -> int:
-        """The fewest bits of tensors."""
+        """The fewest bits of tensors that have no bits of their own."""
         return self._at or 1
 
     def begin_step(self, model: nn.Module | None) -> None:
@@ -45,8 +46,8 @@ class Watched:
         return None
 
     def bits_of_derivative(self, path: str, elements: int) -> int | None:
-        """Return None: no tensor has bits of its own."""
-        return None
+        """Bits of the codes of a derivative: in a trial those of all tensors, else None."""
+        return self._at
 
     def share(self, record: int, path: str) -> None:
         """Do nothing."""

@@ -1,6 +1,6 @@
 """Which saved tensors are held as they are, and why.
 
-Native code follows `known_storages` and `reason_to_keep` (saving/native/step.cpp).
+Native code follows `reason_to_keep` (saving/native/step.cpp).
 """
 
 from __future__ import annotations
@@ -51,30 +51,6 @@ CHOSEN_BITS = 4  # of an input of a checkpoint, if a choice or a policy names th
 BEYOND = "beyond float32"  # the reason in records for float64 that codes cannot express
 RELU = "ReluBackward0"  # of relu as a function; its backward needs the sign of the result
 CHECKPOINT = "checkpoint"  # as the operation: an input of a block that runs again in backward
-
-
-def known_storages(module: nn.Module | None) -> dict[int, str]:
-    """Return address of a storage -> why it is alive anyway, for a module's tensors."""
-    known: dict[int, str] = {}
-    parameters: dict[int, str] = {}
-    # Every step comes here. named_parameters() and named_buffers() take several times as long.
-    left = [] if module is None else [module]
-    while left:
-        each = left.pop()
-        left += [child for child in each._modules.values() if child is not None]
-        for buffer in each._buffers.values():
-            if buffer is not None:
-                add_known(known, buffer, "buffer")
-        for parameter in each._parameters.values():
-            if parameter is not None:
-                add_known(parameters, parameter, "parameter")
-    return known | parameters
-
-
-def add_known(known: dict[int, str], tensor: Tensor, reason: str) -> None:
-    """Add the storage of a tensor, unless it is a wrapper without one of its own."""
-    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
-        known[tensor.untyped_storage()._cdata] = reason
 
 
 def tensors_in(values: object) -> Iterable[Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from actnn.saving.recompute import spare_buffers
 from actnn.saving.uncompiled import uncompiled
 
 SAMPLED = 1 << 16  # elements of each gradient that stand for all of it
@@ -159,7 +160,7 @@ class Replay:
         inputs = [x for x in tree_leaves((arguments, named)) if _wants_gradient(x)]
         inputs = [x for x in inputs if not isinstance(x, nn.Parameter)]
         parameters = [p for p in model.parameters() if p.requires_grad]
-        with self._random.restored(), _spare_buffers(model), torch.enable_grad():
+        with self._random.restored(), spare_buffers(model.modules()), torch.enable_grad():
             leaves = tree_leaves(forward(arguments, named))
             found = torch.autograd.grad(
                 [leaves[index] for index in self._gradients],
@@ -213,18 +214,3 @@ class _RandomState:
             yield
         finally:
             self._set(now)
-
-
-@contextmanager
-def _spare_buffers(model: nn.Module) -> Iterator[None]:
-    """Let a forward change copies of the buffers."""
-    modules = [each for each in model.modules() if each._buffers]
-    kept = [dict(each._buffers) for each in modules]
-    for each in modules:
-        for name, buffer in each._buffers.items():
-            each._buffers[name] = None if buffer is None else buffer.clone()
-    try:
-        yield
-    finally:
-        for each, buffers in zip(modules, kept, strict=True):
-            each._buffers.update(buffers)

@@ -55,7 +55,7 @@ class _Run:
     def __call__(self, *distinct: Any, **named: Any) -> Any:
         arguments = [distinct[place] for place in self._places]
         if self._ran:
-            with _spare_statistics(self._module):
+            with spare_buffers(_with_statistics(self._module)):
                 result = self._forward(*arguments, **named)
             if self._samples:
                 self._compare(result)
@@ -151,18 +151,21 @@ def buffer_versions(module: nn.Module) -> list[tuple[str, int]]:
 
 
 @contextmanager
-def _spare_statistics(module: nn.Module) -> Iterator[None]:
-    """Let the normalizations in a module change copies of their statistics."""
-    norms = [each for each in module.modules() if isinstance(each, _NormBase) and each.training]
-    kept = [dict(each._buffers) for each in norms]
-    for each in norms:
-        for name, buffer in each._buffers.items():
-            each._buffers[name] = None if buffer is None else buffer.clone()
+def spare_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let forwards change copies of the buffers that modules have themselves."""
+    kept = [(each, dict(each._buffers)) for each in modules if each._buffers]
+    for each, buffers in kept:
+        each._buffers.update({n: None if b is None else b.clone() for n, b in buffers.items()})
     try:
         yield
     finally:
-        for each, buffers in zip(norms, kept, strict=True):
+        for each, buffers in kept:
             each._buffers.update(buffers)
+
+
+def _with_statistics(module: nn.Module) -> list[nn.Module]:
+    """The normalizations in a module that change their statistics."""
+    return [each for each in module.modules() if isinstance(each, _NormBase) and each.training]
 
 
 def rerun(module: nn.Module, forward: Callable[..., Any], arguments: Any, named: Any) -> Any:

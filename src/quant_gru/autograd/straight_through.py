@@ -32,7 +32,7 @@ from quant_gru.integer.call_form import Packing, inward, outward
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernels.cpu.prepared_backward import PreparedBackward as PreparedBackwardCPU
+from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.dispatch import prepared_backward
 from quant_gru.kernels.live_weights import LiveWeights, all_live, epochs
@@ -62,7 +62,7 @@ class Differentiated:
     again: Callable[[Sequence[Tensor], Noise | None], GRUPlan]
     thread: int = field(default_factory=get_ident)
     live: tuple[LiveWeights, ...] = ()
-    back: PreparedBackward | PreparedBackwardCPU | None = None
+    back: PreparedBackward | _native.CPUBackward | None = None
 
     def __post_init__(self) -> None:
         self.live = all_live(self.plan)

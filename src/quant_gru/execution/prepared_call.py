@@ -23,7 +23,7 @@ from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cuda.weights.contents import Contents
 from quant_gru.kernels.dispatch import Stack, contents_of, stack_of
-from quant_gru.kernels.live_weights import LiveWeights, all_live
+from quant_gru.kernels.live_weights import LiveWeights, all_live, updates
 
 SILENT_WRITE = (
     "Expected writes to weights that PyTorch records, got one that it does not, such as a "
@@ -71,8 +71,7 @@ class PreparedCall:
         self._device = plan.cells[0][0].weights.W.device
         self._updates: list[Callable[[], None]] = []
         if self.live:
-            pairs = zip(self.live, cells, strict=True)
-            self._updates = [live.update_again(*cell) for live, cell in pairs]
+            self._updates = updates(self.live, cells)
         self._stack: Stack | None = None
         self._native: Any = None
         if guard is not None and not self.live:

@@ -16,10 +16,10 @@ from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straig
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import backward as cpu_training
 from quant_gru.kernels.cpu import boundary as cpu_boundary
 from quant_gru.kernels.cpu import executor as cpu
-from quant_gru.kernels.cpu.prepared_backward import PreparedBackward as PreparedBackwardCPU
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import inputs as cuda_call
 from quant_gru.kernels.cuda.backward import layer as cuda_backward
@@ -78,12 +78,9 @@ def stack_of(plan: GRUPlan) -> Stack | None:
         plan: The plan.
     """
     device = plan.cells[0][0].weights.W.device
-    if plan.is_far:
-        return None
-    if runs_on_gpu(device):
-        return cuda_stack.stack_of(plan)
-    variant = cpu.chosen() if device.type == "cpu" else cpu.REFERENCE
-    return None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
+    if device.type == "cpu":
+        return cpu.stack_of(plan)
+    return cuda_stack.stack_of(plan) if runs_on_gpu(device) and not plan.is_far else None
 
 
 def contents_of(weights: Sequence[Tensor]) -> Contents | None:
@@ -306,7 +303,7 @@ def backward_layer(
 
 def prepared_backward(
     plan: GRUPlan, precision: str
-) -> PreparedBackward | PreparedBackwardCPU | None:
+) -> PreparedBackward | _native.CPUBackward | None:
     """Return an object that repeats backwards of a plan faster than `backward_layer`, or None.
 
     Args:
@@ -314,14 +311,11 @@ def prepared_backward(
         precision: As for `backward_layer`.
     """
     device = plan.cells[0][0].weights.W.device
+    if device.type == "cpu":
+        found = cpu.stack_of(plan)
+        return None if found is None else found.backward(plan)
     if plan.is_far:
         return None
-    if device.type == "cpu" and not runs_on_gpu(device):
-        cells = [cell for layer in plan.cells for cell in layer]
-        variant = cpu.chosen()
-        if len(cells) > 1 or variant == cpu.REFERENCE or not cpu.is_narrow(cells[0], variant):
-            return None
-        return PreparedBackwardCPU(cells[0], variant)
     # 'fp32' depends on PyTorch's current float32 matmul precision
     if precision == "fp32" or not runs_on_gpu(device) or capturing(device):
         return None

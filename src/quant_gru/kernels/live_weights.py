@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,7 +26,9 @@ from quant_gru.integer.plan import (
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU
 from quant_gru.kernels.cuda.forward.executor import kept_numbers
 from quant_gru.kernels.cuda.machine import available
 from quant_gru.kernels.cuda.weights.requantize import Given
@@ -120,8 +122,6 @@ class LiveWeights:
         if machine is not None or available(device):
             return OnGPU(self.qparams, self.frozen, self.part, machine)
         if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
-            from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU
-
             return OnCPU(self.qparams, self.frozen, self.part)
         return None
 
@@ -194,6 +194,12 @@ class LiveWeights:
             where = ((0, None) if w is None else (w.data_ptr(), w.dtype) for w in given)
             return partial(self._repeat, tuple(where))
         return partial(self.update, W, R, bw, br)
+
+    def native_writer(self) -> tuple[_native.Weights, dict[str, _native.Layer]] | None:
+        """Return the native writer on the CPU and the layers made of the part; None without one."""
+        if not isinstance(self._writer, OnCPU):
+            return None
+        return self._writer.native, cpu.layers_of(self.frozen, self.part)
 
     def _repeat(self, given: Given) -> None:
         """Run `update` with weights of known shapes, dtypes and layout, without dropped codes.
@@ -280,6 +286,35 @@ def quantize_weights(
 
 
 _live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = weakref.WeakKeyDictionary()
+
+
+def updates(
+    live: Sequence[LiveWeights], cells: Sequence[Sequence[Tensor | None]]
+) -> list[Callable[[], None]]:
+    """Return functions that repeat `update` while the weights stay at the same addresses.
+
+    Args:
+        live: The live parts of a plan.
+        cells: W, R, bw, br of each, which an earlier update has accepted.
+    """
+    rows = []
+    for each, given in zip(live, cells, strict=True):
+        native = each.native_writer()
+        if native is None or not all(w is None or _is_plain(w) for w in given):
+            return [each.update_again(*given) for each, given in zip(live, cells, strict=True)]
+        rows.append((*native, tuple(0 if w is None else w.data_ptr() for w in given)))
+    run, threads = _native.LiveUpdate(rows).run, torch.get_num_threads
+
+    def update() -> None:
+        if run(threads()):
+            for each in live:
+                each.epoch += 1
+
+    return [update]
+
+
+def _is_plain(w: Tensor) -> bool:
+    return w.dtype is torch.float32 and w.is_cpu and w.is_contiguous() and not w.is_neg()
 
 
 def live_of(part: WeightPart) -> LiveWeights | None:

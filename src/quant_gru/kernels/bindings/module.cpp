@@ -141,9 +141,9 @@ NB_MODULE(_native, m) {
         .def("run", &PreparedCall::run, nb::arg(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg(), nb::arg().none() = nb::none());
     nb::class_<PreparedCallCPU, PreparedCall>(m, "PreparedCallCPU")
-        .def(nb::init<Stack *, const WeightGuard &, const char *, const nb::tuple &, nb::object,
-                      bool>(),
-             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+        .def(nb::init<CPUCalls &, const WeightGuard &, const nb::tuple &, const nb::object &>(),
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg().none());
     nb::class_<PreparedCallGPU, PreparedCall>(m, "PreparedCallGPU")
         .def("__init__", &make_prepared_gpu, nb::keep_alive<1, 3>())
         .def("add", &PreparedCallGPU::add);

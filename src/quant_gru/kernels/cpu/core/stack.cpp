@@ -7,7 +7,6 @@
 #include "cpu/core/tasks.hpp"
 
 namespace quant_gru {
-namespace {
 
 void fill_codes(void *codes, Container container, int64_t count, int64_t code) {
     switch (container) {
@@ -26,8 +25,6 @@ void fill_codes(void *codes, Container container, int64_t count, int64_t code) {
     }
 }
 
-}  // namespace
-
 Stack::Stack(std::vector<std::vector<const Layer *>> layers,
              std::vector<std::vector<std::vector<Requantizer>>> between,
              std::vector<const uint8_t *> finite)
@@ -38,14 +35,13 @@ Stack::Stack(std::vector<std::vector<const Layer *>> layers,
                                              container_bytes(each->h().container)});
 }
 
-// below[direction]: states (rows, H), in the container of that direction.
 void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
                        int64_t rows) const {
     const int D = directions();
     const int64_t H = this->layer(layer, 0).H();
     for (int direction = 0; direction < D; ++direction)
         for (int half = 0; half < D; ++half) {
-            const Requantizer &r = between_[layer - 1][direction][half];
+            const Requantizer &r = between(layer, direction, half);
             char *to = static_cast<char *>(codes[direction]) + half * H * container_bytes(r.to);
             // With one direction below, all states are contiguous.
             const int64_t count = D == 1 ? 1 : rows, n = D == 1 ? rows * H : H;

@@ -9,6 +9,9 @@
 
 namespace quant_gru {
 
+// Fills memory with one code.
+void fill_codes(void *codes, Container container, int64_t count, int64_t code);
+
 class Stack {
  public:
     // layers[layer][direction]; between[layer - 1][direction][direction below].
@@ -23,6 +26,13 @@ class Stack {
     int directions() const { return static_cast<int>(layers_[0].size()); }
     size_t depth() const { return layers_.size(); }
     const Layer &layer(size_t i, int direction) const { return *layers_[i][direction]; }
+
+    const Requantizer &between(size_t layer, int direction, int half) const {
+        return between_[layer - 1][static_cast<size_t>(direction)][static_cast<size_t>(half)];
+    }
+    // Computes the input codes of a layer, (rows, directions * H) for each direction, from the
+    // states (rows, H) of each direction below.
+    void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
 
     struct Call {
         const float *x = nullptr;  // (T, N, C), strides in elements
@@ -51,8 +61,6 @@ class Stack {
     void clear(int64_t N, void *const *state) const;
 
  private:
-    // Computes the input codes of a layer, (rows, directions * H) each, from the states below.
-    void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
     bool has_finite_weights() const;
     void mark_nan(const Call &call) const;
 

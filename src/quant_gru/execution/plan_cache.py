@@ -47,7 +47,10 @@ class _Live:
     @property
     def is_updating(self) -> bool:
         """Whether its thread is updating it: a signal handler or finalizer has interrupted that."""
-        return any(cell.is_updating for cell in self.cells)
+        for cell in self.cells:
+            if cell.lock.locked():
+                return True
+        return False
 
     def fits(self, qparams: Sequence[QParams], weights: Sequence[Weights]) -> bool:
         """Return whether the plan has these quantizers, and weights of these shapes and devices."""

@@ -22,7 +22,7 @@ from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cuda.weights.contents import Contents
-from quant_gru.kernels.dispatch import Stack, contents_of, stack_of
+from quant_gru.kernels.dispatch import Stack, executor_of
 from quant_gru.kernels.live_weights import LiveWeights, all_live, updates
 
 SILENT_WRITE = (
@@ -77,7 +77,7 @@ class PreparedCall:
         if guard is not None and not self.live:
             if contents is not None:
                 contents.watch(guard.native)
-            self._stack = stack_of(plan)
+            self._stack = executor_of(self._device).stack_of(plan)
             if self._stack is not None:
                 self._native = self._stack.prepared(guard.native, dtype)
 
@@ -216,5 +216,5 @@ def prepare(
     device = next(w.device for w in used if w is not None)
     # results of a captured graph exist only after it has run
     guard = None if capturing(device) else guard_of(own, used, device)
-    contents = None if guard is None or live else contents_of(guard.weights)
+    contents = None if guard is None or live else executor_of(device).contents_of(guard.weights)
     return PreparedCall(build(), guard, cells, dtype, contents)

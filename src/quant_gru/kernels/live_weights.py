@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -84,6 +85,7 @@ class LiveWeights:
             undefined before the first update.
         epoch: The number of updates so far.
         captured: Whether an update was captured in a CUDA graph, whose replays write the part.
+        lock: Held by an update. A signal handler may find it held by its own thread.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class LiveWeights:
         self.qparams, self.frozen = qparams, frozen
         self.epoch = 0
         self.captured = False
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
         self._raw_stream: int | None = None
         self._index = W.device.index if W.device.type == "cuda" else None
@@ -124,11 +126,6 @@ class LiveWeights:
         if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
             return OnCPU(self.qparams, self.frozen, self.part)
         return None
-
-    @property
-    def is_updating(self) -> bool:
-        """Whether an update is running. A signal handler may find this true in its own thread."""
-        return self._lock.locked()
 
     def writes(self, *weights: Tensor | None) -> bool:
         """Return whether native code computes an update from these weights."""
@@ -162,7 +159,7 @@ class LiveWeights:
                     f"Expected {name} to be of shape {self._shapes[name]}, got {tuple(given.shape)}"
                 )
         device = self.part.W.device
-        with self._lock:
+        with self.lock:
             if device.type != "cuda":
                 self._write(W, R, bw, br, dropped, p)
             elif torch._C._cuda_getDevice() == device.index:
@@ -211,7 +208,7 @@ class LiveWeights:
                 weights that an earlier update accepted.
         """
         writer: Any = self._writer
-        with self._lock:
+        with self.lock:
             self.epoch += 1
             if self._index is not None and (
                 torch._C._cuda_getCurrentRawStream(self._index) != self._raw_stream
@@ -329,9 +326,12 @@ def all_live(plan: GRUPlan) -> tuple[LiveWeights, ...]:
     return tuple(live for live in found if live is not None)
 
 
-def epochs(live: Iterable[LiveWeights]) -> tuple[int, ...]:
-    """Return the number of updates of each live part."""
-    return tuple([each.epoch for each in live])
+_epoch = attrgetter("epoch")
+
+
+def epochs(live: Iterable[LiveWeights]) -> int:
+    """Return the number of updates of all live parts of a plan."""
+    return sum(map(_epoch, live))
 
 
 def settled(plan: GRUPlan) -> GRUPlan:

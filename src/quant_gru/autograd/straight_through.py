@@ -68,6 +68,17 @@ class Differentiated:
             executor = executor_of(self.plan.cells[0][0].weights.W.device)
             self.back = executor.prepared_backward(self.plan, self.precision)
 
+    def run(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        packing: Packing | None,
+        dtype: torch.dtype,
+        weights: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Run a call without noise, differentiably; see `run`."""
+        return run(self, x, h0, Given(packing, None, dtype), weights)
+
 
 @dataclass(eq=False)
 class Given:

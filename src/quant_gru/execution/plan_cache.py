@@ -136,11 +136,12 @@ class PlanCache(CallKeeper):
             live: As for `plan`.
         """
         if not live:
-            return self.prepared
+            return None if self.prepared is None or self.prepared.live else self.prepared
         found = self._live.get((threading.get_ident(), device))
         if found is None or found.prepared is None or found.is_updating:
             return None
         self.forget_settled()
+        self.prepared = found.prepared
         return found.prepared
 
     def keep(self, prepared: PreparedCall) -> None:
@@ -151,7 +152,7 @@ class PlanCache(CallKeeper):
         device = prepared.plan.cells[0][0].weights.W.device
         live = self._live.get((threading.get_ident(), device))
         if live is not None and live.plan is prepared.plan:
-            live.prepared = prepared if prepared.is_kept else None
+            live.prepared = self.prepared = prepared if prepared.is_kept else None
 
     def forget_settled(self) -> None:
         """Forget everything that belongs to one state of the weights."""

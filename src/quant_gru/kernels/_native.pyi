@@ -48,7 +48,7 @@ class CPUCalls:
     """Calls of a stack; see bindings/cpu_calls.hpp.
 
     `torch` are Tensor and get_num_threads. `dtypes` are those of real values and of codes. `parts`
-    returns the parts of a tensor maker for a shape and a dtype.
+    returns the parts of a tensor maker for a shape, a dtype and whether rows come first in memory.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CPUCalls:
         variable: str,
         torch: tuple[Any, ...],
         dtypes: tuple[dtype, ...],
-        parts: Callable[[tuple[int, ...], dtype], tuple[Any, ...]],
+        parts: Callable[[tuple[int, ...], dtype, bool], tuple[Any, ...]],
         /,
     ) -> None: ...
     def is_chosen(self) -> bool: ...
@@ -135,6 +135,13 @@ class PreparedCall:
         packing: Packing | None = None,
         /,
     ) -> Any: ...
+
+class PreparedCheck(PreparedCall):
+    """Checks of calls that read the current weights: whether their run must be differentiable."""
+
+    def __init__(
+        self, sizes: tuple[int, int, int, int], guard: WeightGuard, torch: tuple[Any, ...], /
+    ) -> None: ...
 
 class PreparedCallCPU(PreparedCall):
     """A prepared call on the CPU; without a dtype, results have that of the input."""

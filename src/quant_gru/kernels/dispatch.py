@@ -433,9 +433,9 @@ _REFERENCE, _CPU, _CUDA = Executor(), CPU(), CUDA()
 
 def executor_of(device: torch.device) -> Executor:
     """Return the executor of a device."""
-    if device.type == "cpu":
-        return _CPU
-    return _CUDA if runs_on_gpu(device) else _REFERENCE
+    if runs_on_gpu(device):
+        return _CUDA
+    return _CPU if device.type == "cpu" else _REFERENCE
 
 
 def executor_name(device: torch.device | str = "cpu") -> str:

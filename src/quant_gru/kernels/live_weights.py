@@ -285,20 +285,23 @@ def quantize_weights(
 _live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = weakref.WeakKeyDictionary()
 
 
-def updates(
+def native_update(
     live: Sequence[LiveWeights], cells: Sequence[Sequence[Tensor | None]]
-) -> list[Callable[[], None]]:
-    """Return functions that repeat `update` while the weights stay at the same addresses.
+) -> Callable[[], None] | None:
+    """Return a function that repeats `update` of all parts in one call of native code.
+
+    Return None if native code does not read these weights.
 
     Args:
         live: The live parts of a plan.
-        cells: W, R, bw, br of each, which an earlier update has accepted.
+        cells: W, R, bw, br of each, which an earlier update has accepted; they must stay at their
+            addresses.
     """
     rows = []
     for each, given in zip(live, cells, strict=True):
         native = each.native_writer()
         if native is None or not all(w is None or _is_plain(w) for w in given):
-            return [each.update_again(*given) for each, given in zip(live, cells, strict=True)]
+            return None
         rows.append((*native, tuple(0 if w is None else w.data_ptr() for w in given)))
     run, threads = _native.LiveUpdate(rows).run, torch.get_num_threads
 
@@ -307,7 +310,7 @@ def updates(
             for each in live:
                 each.epoch += 1
 
-    return [update]
+    return update
 
 
 def _is_plain(w: Tensor) -> bool:

@@ -85,6 +85,7 @@ class TrainingOptions(torch.nn.Module):
         if bits is not None and (type(bits) is not int or bits not in STASH_BITS):
             raise ConfigError(f"Expected stash_bits to be 4, 8 or None, got {bits!r}")
         self._stash_bits = bits
+        self._state.plans.drop_prepared()
 
     @property
     def learn_scales(self) -> bool:

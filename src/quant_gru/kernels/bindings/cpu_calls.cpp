@@ -51,14 +51,14 @@ std::optional<Float> TensorMakers::kind_of(const nb::object &dtype) const {
     return std::nullopt;
 }
 
-Maker TensorMakers::of(size_t dtype, const std::vector<int64_t> &shape) {
+Maker TensorMakers::of(size_t dtype, const std::vector<int64_t> &shape, bool rows_first) {
     std::vector<int64_t> key = shape;
-    key.push_back(static_cast<int64_t>(dtype));
+    key.push_back(static_cast<int64_t>(2 * dtype + rows_first));
     const auto found = kept_.find(key);
     if (found != kept_.end()) return found->second;
     nb::list sizes;
     for (int64_t size : shape) sizes.append(size);
-    const auto parts = nb::cast<nb::tuple>(parts_(nb::tuple(sizes), dtypes_[dtype]));
+    const auto parts = nb::cast<nb::tuple>(parts_(nb::tuple(sizes), dtypes_[dtype], rows_first));
     Maker made(parts[0], nb::cast<nb::tuple>(parts[1]));
     // Replaced as a whole, because other threads may run whenever an object is released.
     decltype(kept_) before;
@@ -79,22 +79,24 @@ nb::object CPUCalls::run(const Call::Given &given, Float results, bool keeps) {
     const int64_t T = given.T(), N = given.N(), H = stack_.layer(0, 0).H();
     const int64_t width = stack_.directions() * H;
     const bool rows_first = given.rows_first;
+    const int64_t *const strides = given.x_view.strides;
+    // Whether rows are outermost in the memory of the output.
+    const bool outer = !given.packing && strides[!rows_first] > strides[rows_first];
     if (tensors_.is_neg(given.x) || (given.h0 && tensors_.is_neg(given.h0)))
         return nb::borrow(Py_NotImplemented);
-    RealCall job;
+    Stack::RealCall job;
     job.x = values_of(given.x_view, given.packing, rows_first);
     if (given.h0) job.h0 = states_of(given.h0_view, given.packing);
     const auto kind = static_cast<Real>(results);
-    const nb::object y =
-        given.packing ? makers_.real(results, {given.x_view.shape[1], width})()
-                      : makers_.real(results, {rows_first ? N : T, rows_first ? T : N, width})();
+    const nb::object y = given.packing ? makers_.real(results, {given.x_view.shape[1], width})()
+                         : rows_first  ? makers_.real(results, {N, T, width}, !outer)()
+                                       : makers_.real(results, {T, N, width}, outer)();
     const nb::object last = makers_.real(results, {cells(), N, H})();
     auto at = [&](const nb::object &tensor) {
         return reinterpret_cast<void *>(tensors_.address(tensor.ptr()));
     };
-    job.y = {at(y), kind, (rows_first ? 1 : N) * width, (rows_first ? T : 1) * width, 1,
-             job.x.starts,  nullptr};
-    if (given.packing) job.y.row = width;
+    job.y = {at(y),        kind,   (outer ? 1 : N) * width, (outer ? T : 1) * width, 1,
+             job.x.starts, nullptr};
     job.last = RealValues::contiguous(at(last), kind, N, H);
     if (given.lengths)
         job.lengths = reinterpret_cast<const int64_t *>(tensors_.address(given.lengths));
@@ -122,7 +124,7 @@ nb::object CPUCalls::run(const Call::Given &given, Float results, bool keeps) {
     job.threads = threads();
     if (T && N) {
         nb::gil_scoped_release release;
-        run_real(stack_, job);
+        stack_.run(job);
     }
     return keeps ? nb::make_tuple(y, last, nan, codes) : nb::make_tuple(y, last);
 }
@@ -131,8 +133,8 @@ nb::object CPUCalls::run_tensors(const nb::object &x, const nb::object &h0,
                                  const nb::object &lengths, const nb::object &packing,
                                  const nb::object &dtype, bool keeps) {
     auto given = [](const nb::object &o) { return o.is_none() ? nullptr : o.ptr(); };
-    Call::Given all{x.ptr(), given(h0), given(lengths), {}, {}, false,
-                    Packing::of(packing, tensors_)};
+    Call::Given all{
+        x.ptr(), given(h0), given(lengths), {}, {}, false, Packing::of(packing, tensors_)};
     const std::optional<Float> results = makers_.kind_of(dtype);
     const int64_t C = stack_.layer(0, 0).C(), H = stack_.layer(0, 0).H();
     if (!results || !tensors_.view(all.x, all.x_view, all.packing ? 2 : 3) ||
@@ -210,8 +212,8 @@ nb::object CPUBackward::run(const Given &given) {
         job.dx = RealValues::contiguous(add(makers.real(x.kind, {x.shape[1], C})()), x_kind, 0, C);
         job.dx.starts = job.x.starts;
     } else {
-        job.dx = RealValues::contiguous(add(makers.real(x.kind, {job.T, job.N, C})()), x_kind, job.N,
-                                        C);
+        job.dx =
+            RealValues::contiguous(add(makers.real(x.kind, {job.T, job.N, C})()), x_kind, job.N, C);
     }
     if (!is_wanted(1) || !job.h0.data) {
         add(nb::none());

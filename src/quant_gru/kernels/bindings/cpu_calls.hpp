@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "bindings/cuda_call.hpp"
-#include "cpu/core/real_call.hpp"
 #include "cpu/training/stack_backward.hpp"
 
 namespace quant_gru {
@@ -27,29 +26,30 @@ class Setting {
     std::string variable_, value_;
 };
 
-// Makes contiguous tensors on the CPU.
+// Makes tensors on the CPU.
 class TensorMakers {
  public:
     // dtypes: of real values in the order of Float, then of codes in the order of Container.
-    // parts(shape, dtype) returns the function and arguments of a Maker.
+    // parts(shape, dtype, rows_first) returns the function and arguments of a Maker. Tensors are
+    // contiguous, or with rows first, those of the first two dimensions in the other order.
     TensorMakers(const nanobind::tuple &dtypes, nanobind::object parts)
         : dtypes_(dtypes), parts_(std::move(parts)) {}
 
-    Maker real(Float kind, const std::vector<int64_t> &shape) {
-        return of(static_cast<size_t>(kind), shape);
+    Maker real(Float kind, const std::vector<int64_t> &shape, bool rows_first = false) {
+        return of(static_cast<size_t>(kind), shape, rows_first);
     }
     Maker codes(Container kind, const std::vector<int64_t> &shape) {
-        return of(4 + static_cast<size_t>(kind), shape);
+        return of(4 + static_cast<size_t>(kind), shape, false);
     }
     // The kind of real values that a dtype names.
     std::optional<Float> kind_of(const nanobind::object &dtype) const;
 
  private:
-    Maker of(size_t dtype, const std::vector<int64_t> &shape);
+    Maker of(size_t dtype, const std::vector<int64_t> &shape, bool rows_first);
 
     nanobind::tuple dtypes_;
     nanobind::object parts_;
-    std::map<std::vector<int64_t>, Maker> kept_;  // by shape and dtype
+    std::map<std::vector<int64_t>, Maker> kept_;  // by shape, dtype and order
 };
 
 class CPUCalls {
@@ -62,9 +62,9 @@ class CPUCalls {
     // Whether the variable still has the value that it had when this object was made.
     bool is_chosen() const { return setting_.holds(); }
 
-    // Runs a call. Returns output and last states; if it keeps what a backward needs, also a tensor
-    // that tells NaN rows, and a list of codes. Returns NotImplemented for tensors that the caller
-    // must first resolve.
+    // Runs a call. Returns output, laid out as the input, and last states; if it keeps what a
+    // backward needs, also a tensor that tells NaN rows, and a list of codes. Returns
+    // NotImplemented for tensors that the caller must first resolve.
     nanobind::object run(const Call::Given &given, Float results, bool keeps);
 
     // The same for tensors. lengths: None, or int64 (N,), contiguous.

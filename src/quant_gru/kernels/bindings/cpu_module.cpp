@@ -160,15 +160,15 @@ class Stream {
         const Tensors &tensors = calls_.tensors();
         Stack &stack = calls_.stack();
         View view;
-        if (owner_ != std::this_thread::get_id() || !tensors.is_plain(x.ptr(), view, 2) || view.kind != Float::float32 ||
-            view.shape[1] != N_ || view.shape[2] != stack.layer(0, 0).C() ||
-            !view.is_contiguous() || tensors.requires_grad(x.ptr()) || tensors.is_neg(x.ptr()))
+        if (owner_ != std::this_thread::get_id() || !tensors.is_plain(x.ptr(), view, 2) ||
+            view.kind != Float::float32 || view.shape[1] != N_ ||
+            view.shape[2] != stack.layer(0, 0).C() || !view.is_contiguous() ||
+            tensors.requires_grad(x.ptr()) || tensors.is_neg(x.ptr()))
             return nb::none();
         nb::object y = make_();
-        const bool nan =
-            stack.step(reinterpret_cast<const float *>(view.address), N_,
-                       reinterpret_cast<void *const *>(states_.data()),
-                       reinterpret_cast<float *>(tensors.address(y.ptr())));
+        const bool nan = stack.step(reinterpret_cast<const float *>(view.address), N_,
+                                    reinterpret_cast<void *const *>(states_.data()),
+                                    reinterpret_cast<float *>(tensors.address(y.ptr())));
         return nan ? nb::make_tuple(y) : y;
     }
 
@@ -320,8 +320,7 @@ void bind_cpu(nb::module_ &m) {
     nb::class_<CPUBackward>(m, "CPUBackward")
         .def("__init__", &make_backward, nb::keep_alive<1, 2>())
         .def("run", &run_stack_backward, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
-             nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none(),
-             nb::arg());
+             nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg());
     nb::class_<Stream>(m, "Stream")
         .def(nb::init<CPUCalls &, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
         .def("claim", &Stream::claim)

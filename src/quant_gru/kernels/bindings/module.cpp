@@ -95,6 +95,12 @@ void watch_contents(WeightGuard &guard, Launches &looks, uintptr_t found, int32_
 // Index of the device, states, C, H.
 using PreparedNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
+void make_prepared_check(PreparedCheck *self, const PreparedNumbers &sizes,
+                         const WeightGuard &guard, const nb::tuple &torch) {
+    const auto &[device, states, C, H] = sizes;
+    new (self) PreparedCheck({device, states, C, H}, guard, torch);
+}
+
 void make_prepared_gpu(PreparedCallGPU *self, const PreparedNumbers &sizes,
                        const WeightGuard &guard, const nb::tuple &torch, int64_t most) {
     const auto &[device, states, C, H] = sizes;
@@ -140,6 +146,8 @@ NB_MODULE(_native, m) {
     nb::class_<PreparedCall>(m, "PreparedCall")
         .def("run", &PreparedCall::run, nb::arg(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg(), nb::arg().none() = nb::none());
+    nb::class_<PreparedCheck, PreparedCall>(m, "PreparedCheck")
+        .def("__init__", &make_prepared_check, nb::keep_alive<1, 3>());
     nb::class_<PreparedCallCPU, PreparedCall>(m, "PreparedCallCPU")
         .def(nb::init<CPUCalls &, const WeightGuard &, const nb::tuple &, const nb::object &>(),
              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::arg(), nb::arg(), nb::arg(),

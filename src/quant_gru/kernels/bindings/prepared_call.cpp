@@ -20,10 +20,14 @@ PreparedCall::Sizes sizes_of(const Stack &stack) {
 PreparedCall::PreparedCall(const Sizes &sizes, const WeightGuard &guard, const nb::tuple &torch)
     : sizes_(sizes), tensors_(torch[0], sizes.device), guard_(guard), is_grad_enabled_(torch[1]) {}
 
-bool PreparedCall::wants_gradient(PyObject *x, PyObject *hx) const {
-    return holds_true(call(is_grad_enabled_)) &&
-           (tensors_.requires_grad(x) || (hx && tensors_.requires_grad(hx)) ||
+bool PreparedCall::wants_gradient(const Call::Given &given) const {
+    return is_grad_enabled() &&
+           (tensors_.requires_grad(given.x) || (given.h0 && tensors_.requires_grad(given.h0)) ||
             guard_.ask_for_gradient());
+}
+
+bool PreparedCall::holds(const nb::object &weights, const Call::Given &given) const {
+    return guard_.unchanged(weights) && !wants_gradient(given);
 }
 
 nb::object PreparedCall::run(const nb::object &weights, const nb::object &x, const nb::object &hx,
@@ -42,8 +46,17 @@ nb::object PreparedCall::run(const nb::object &weights, const nb::object &x, con
             states[1] != given.N() || states[2] != sizes_.H)
             return nb::none();
     }
-    if (!guard_.unchanged(weights) || wants_gradient(given.x, given.h0)) return nb::none();
-    return start(given);
+    return holds(weights, given) ? start(given) : nb::none();
+}
+
+bool PreparedCheck::holds(const nb::object &weights, const Call::Given &) const {
+    const bool may_change =
+        !guard_.has_versions() || (is_grad_enabled() && guard_.ask_for_gradient());
+    return may_change && guard_.in_place(weights);
+}
+
+nb::object PreparedCheck::start(const Call::Given &given) {
+    return nb::bool_(wants_gradient(given));
 }
 
 PreparedCallCPU::PreparedCallCPU(CPUCalls &calls, const WeightGuard &guard, const nb::tuple &torch,

@@ -36,7 +36,11 @@ class PreparedCall {
                          bool batch_first, const nanobind::object &packing);
 
  protected:
+    // Whether the current weights allow a call.
+    virtual bool holds(const nanobind::object &weights, const Call::Given &given) const;
     virtual nanobind::object start(const Call::Given &given) = 0;
+    bool is_grad_enabled() const { return holds_true(call(is_grad_enabled_)); }
+    bool wants_gradient(const Call::Given &given) const;
 
     Sizes sizes_;
     Tensors tensors_;
@@ -44,9 +48,18 @@ class PreparedCall {
     const WeightGuard &guard_;
 
  private:
-    bool wants_gradient(PyObject *x, PyObject *hx) const;
-
     nanobind::object is_grad_enabled_;
+};
+
+// Checks of calls that read the current weights, which no guard can watch. It runs nothing: `run`
+// returns whether the caller's run must be differentiable.
+class PreparedCheck : public PreparedCall {
+ public:
+    using PreparedCall::PreparedCall;
+
+ protected:
+    bool holds(const nanobind::object &weights, const Call::Given &given) const override;
+    nanobind::object start(const Call::Given &given) override;
 };
 
 // Calls on the CPU.

@@ -296,10 +296,10 @@ class Stack:
 
 
 def _parts(
-    shape: tuple[int, ...], dtype: torch.dtype
+    shape: tuple[int, ...], dtype: torch.dtype, rows_first: bool
 ) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     """Return the function, and its arguments, that native code calls to make a tensor."""
-    return parts(maker(shape, _CPU, dtype))
+    return parts(maker(shape, _CPU, dtype, (1, 0, 2) if rows_first else None))
 
 
 def _between(plan: GRUPlan) -> list[list[list[Any]]]:

@@ -25,9 +25,7 @@ struct RealValues {
         return {data, kind, N * n, n, 1, nullptr, nullptr};
     }
     // Whether kernels can use the memory itself.
-    bool is_plain() const {
-        return kind == Real::float32 && feature == 1 && !starts && !order;
-    }
+    bool is_plain() const { return kind == Real::float32 && feature == 1 && !starts && !order; }
     bool is_contiguous(int64_t N, int64_t n) const {
         return is_plain() && row == n && step == N * n;
     }
@@ -49,8 +47,8 @@ struct Readable {
     std::unique_ptr<Aligned> own_;
 };
 
-// Contiguous memory for kernels to write: the caller's if possible, otherwise a buffer that `finish`
-// copies to it.
+// Contiguous memory for kernels to write: the caller's if possible, otherwise a buffer that
+// `finish` copies to it.
 struct Writable {
     Writable(const RealValues &to, int64_t T, int64_t N, int64_t n);
     void finish() const;

@@ -125,6 +125,36 @@ void Stack::run(const Call &call) {
     if (nan) mark_nan(call);
 }
 
+void Stack::run(const RealCall &call) {
+    const int64_t T = call.T, N = call.N, H = layer(0, 0).H(), width = directions() * H;
+    const int64_t cells = static_cast<int64_t>(depth()) * directions();
+    const Readable x(call.x, T, N, layer(0, 0).C()), h0(call.h0, cells, N, H, true);
+    const Writable last(call.last, cells, N, H);
+    // Kernels write steps and rows of any strides.
+    const bool direct = call.y.is_plain();
+    const Writable y(direct ? RealValues{} : call.y, T, N, width);
+    Call job;
+    job.x = x.data;
+    job.x_step = x.step;
+    job.x_row = x.row;
+    job.h0 = h0.data;
+    job.y = direct ? static_cast<float *>(call.y.data) : y.data;
+    job.y_step = direct ? call.y.step : N * width;
+    job.y_row = direct ? call.y.row : width;
+    job.last = last.data;
+    job.kept = call.kept;
+    job.lengths = call.lengths;
+    job.T = T;
+    job.N = N;
+    job.threads = call.threads;
+    run(job);
+    // A row of last states is NaN either completely or not at all.
+    if (call.nan)
+        for (int64_t i = 0; i < cells * N; ++i) call.nan[i] = last.data[i * H] * 0.f;
+    y.finish();
+    last.finish();
+}
+
 int64_t Stack::step_workspace(int64_t N) const {
     int64_t bytes = 0;
     for (size_t i = 0; i < depth(); ++i) bytes = std::max(bytes, layer(i, 0).workspace(N, 1));

@@ -6,6 +6,7 @@
 #include "cpu/core/boundary.hpp"
 #include "cpu/core/layer.hpp"
 #include "cpu/core/memory.hpp"
+#include "cpu/core/real_values.hpp"
 
 namespace quant_gru {
 
@@ -48,6 +49,17 @@ class Stack {
     };
     // Rows that NaN reaches become NaN in y and last. Codes are computed with 0 in place of NaN.
     void run(const Call &call);
+
+    // A call with real values of any dtype and layout.
+    struct RealCall {
+        RealValues x, h0, y, last;         // shapes as above; h0 absent for zeros
+        void *const *kept = nullptr;       // as above
+        float *nan = nullptr;              // receives (cells, N): NaN for NaN rows, else 0; or null
+        const int64_t *lengths = nullptr;  // (N) or null
+        int64_t T = 0, N = 0;
+        int threads = 1;
+    };
+    void run(const RealCall &call);
 
     // Runs one step with states as codes: state[layer] is (N, H), read and written. Returns whether
     // an input was NaN; y is then computed with 0 in its place.

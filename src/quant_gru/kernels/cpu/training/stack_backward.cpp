@@ -14,8 +14,7 @@ size_t floats(int64_t count) { return static_cast<size_t>(count) * sizeof(float)
 
 class Pass {
  public:
-    Pass(const Stack &stack, const std::vector<CellWeights> &weights,
-         const StackBackwardCall &call)
+    Pass(const Stack &stack, const std::vector<CellWeights> &weights, const StackBackwardCall &call)
         : stack_(stack),
           weights_(weights),
           call_(call),
@@ -93,8 +92,8 @@ class Pass {
     void read_inputs(size_t layer, void *const *codes) {
         if (layer) return stack_.requantize(layer, outs(layer - 1), codes, call_.T * call_.N);
         for (int d = 0; d < D_; ++d)
-            quantize_input({x_.data, x_.step, x_.row, call_.T, call_.N, C_},
-                           stack_.layer(0, d).x(), codes[d], static_cast<uint8_t *>(nan_.data));
+            quantize_input({x_.data, x_.step, x_.row, call_.T, call_.N, C_}, stack_.layer(0, d).x(),
+                           codes[d], static_cast<uint8_t *>(nan_.data));
     }
 
     void mask(size_t layer, int direction, float *dx) const {

@@ -14,7 +14,7 @@ struct StackBackwardCall {
         RealValues W, R, bw, br;
         bool is_wanted() const { return W.data || R.data || bw.data || br.data; }
     };
-    RealValues x, h0;                // of the forward: (T, N, C), (cells, N, H); h0 absent for zeros
+    RealValues x, h0;  // of the forward: (T, N, C), (cells, N, H); h0 absent for zeros
     const void *const *out = nullptr;  // codes (T, N, H) of each cell
     const float *nan = nullptr;        // (cells, N): NaN for rows that became NaN, else 0
     const int64_t *lengths = nullptr;  // (N) or null

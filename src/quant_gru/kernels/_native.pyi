@@ -171,6 +171,9 @@ class PreparedCallGPU(PreparedCall):
 # returns the rows of the first step, the rows of all steps, and the first step with a wrong size,
 # or -1
 def packed_rows(batch_sizes: int, T: int, /) -> tuple[int, int, int]: ...
+
+# returns the first of N indices that is not in 0..N-1, or -1
+def wrong_index(indices: int, N: int, /) -> int: ...
 def packed_layout(batch_sizes: int, T: int, N: int, to: int, /) -> None: ...
 
 class Stream:

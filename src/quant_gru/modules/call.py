@@ -88,7 +88,7 @@ class Calls(Exports):
         if watchers.traced(input, hx, self):
             return self._forward_traced(input, hx, zoneout_mask)
         prepared = self._state.plans.prepared
-        if prepared is None or self.training or zoneout_mask is not None:
+        if prepared is None or zoneout_mask is not None or (self.training and self._draws()):
             return self._forward(input, hx, zoneout_mask, None)
         own = self._parameters.values()
         result = prepared.start(own, input, hx, None, self.batch_first)

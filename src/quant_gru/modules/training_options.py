@@ -131,6 +131,11 @@ class TrainingOptions(torch.nn.Module):
 
     # --- noise
 
+    def _draws(self) -> bool:
+        """Return whether a forward in training draws random masks."""
+        between = self.dropout if self.num_layers > 1 else 0.0
+        return bool(between or self._recurrent_dropout or self._state.zoneout)
+
     def _noise(self, sequence: Sequence, zoneout_mask: Tensor | None) -> Noise | None:
         """Return the random masks of a forward in training, None otherwise."""
         if not self.training:

@@ -157,22 +157,30 @@ nb::object CPUBackward::run(const Given &given) {
     if (!calls_.is_chosen() || !results) return nb::none();
 
     // Fills `to` with a tensor that may be absent; false if it is not supported.
-    auto take = [&](const nb::object &tensor, bool are_states, RealValues &to, View &view) {
+    auto take = [&](const nb::object &tensor, bool are_states, int64_t features, RealValues &to,
+                    View &view) {
         if (tensor.is_none()) return true;
         if (!tensors.is_plain(tensor.ptr(), view, packing && !are_states ? 2 : 3) ||
-            tensors.is_neg(tensor.ptr()) || !view.address)
+            tensors.is_neg(tensor.ptr()) || !view.address || view.shape[2] != features)
             return false;
         to = are_states ? states_of(view, packing) : values_of(view, packing);
         return true;
     };
     StackBackwardCall job;
     View x{}, h0{}, grad_y{}, grad_last{};
-    if (!take(given.x, false, job.x, x) || !take(given.h0, true, job.h0, h0) ||
-        !take(given.grad_y, false, job.grad_y, grad_y) ||
-        !take(given.grad_last, true, job.grad_last, grad_last) || !job.x.data)
+    if (!take(given.x, false, C, job.x, x) || !take(given.h0, true, H, job.h0, h0) ||
+        !take(given.grad_y, false, D * H, job.grad_y, grad_y) ||
+        !take(given.grad_last, true, H, job.grad_last, grad_last) || !job.x.data)
         return nb::none();
     job.T = packing ? packing->T : x.shape[0];
     job.N = packing ? packing->N : x.shape[1];
+    auto are_as_x = [&](const View &view) {
+        return !view.address || (view.shape[0] == x.shape[0] && view.shape[1] == x.shape[1]);
+    };
+    auto are_of_cells = [&](const View &view) {
+        return !view.address || (view.shape[0] == cells && view.shape[1] == job.N);
+    };
+    if (!are_as_x(grad_y) || !are_of_cells(h0) || !are_of_cells(grad_last)) return nb::none();
     if (!job.T || !job.N) return nb::none();
 
     auto at = [&](PyObject *tensor) { return reinterpret_cast<void *>(tensors.address(tensor)); };

@@ -113,6 +113,14 @@ std::tuple<int64_t, int64_t, int64_t> find_packed_rows(uintptr_t batch_sizes, in
     return {found.N, found.rows, found.wrong};
 }
 
+// Returns the first of N indices that is not in 0..N-1, or -1.
+int64_t wrong_index(uintptr_t indices, int64_t N) {
+    const auto *all = reinterpret_cast<const int64_t *>(indices);
+    for (int64_t i = 0; i < N; ++i)
+        if (all[i] < 0 || all[i] >= N) return i;
+    return -1;
+}
+
 void write_packed_layout(uintptr_t batch_sizes, int64_t T, int64_t N, uintptr_t to) {
     packed_layout(reinterpret_cast<const int64_t *>(batch_sizes), T, N,
                   reinterpret_cast<int64_t *>(to));
@@ -156,6 +164,7 @@ NB_MODULE(_native, m) {
         .def("__init__", &make_prepared_gpu, nb::keep_alive<1, 3>())
         .def("add", &PreparedCallGPU::add);
     m.def("packed_rows", &find_packed_rows);
+    m.def("wrong_index", &wrong_index);
     m.def("packed_layout", &write_packed_layout);
     nb::class_<Call>(m, "Call")
         .def("__init__", &make_call)

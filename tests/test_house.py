@@ -67,6 +67,7 @@ ACTNN_PUBLIC = {
     "estimate",
     "fit",
     "get_memory_usage",
+    "in_chunks",
     "ops",
     "report",
     "set_optimization_level",

@@ -11,6 +11,7 @@ from actnn._errors import ActNNError, ActNNWarning
 
 if TYPE_CHECKING:
     from actnn.allocation.greedy import calc_precision
+    from actnn.layers.chunks import in_chunks
     from actnn.layers.compress import compress, compressed, uncompress
     from actnn.notes import ops
     from actnn.notes.config import config
@@ -48,6 +49,7 @@ __all__ = [
     "estimate",
     "fit",
     "get_memory_usage",
+    "in_chunks",
     "ops",
     "report",
     "set_optimization_level",
@@ -75,6 +77,7 @@ _HOMES = {
     "estimate": "planning.estimate",
     "fit": "planning.fit",
     "get_memory_usage": "notes.memory",
+    "in_chunks": "layers.chunks",
     "report": "planning.report",
     "set_optimization_level": "notes.levels",
     "uncompress": "layers.compress",

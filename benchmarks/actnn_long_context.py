@@ -48,7 +48,7 @@ from actnn.saving.offload import PREFETCH, part_sizes
 GIB = 2**30
 HIDDEN, BLOCKS, HEADS, KV_HEADS, INNER, VOCABULARY = 4096, 32, 32, 8, 14336, 128256
 RANK = 16
-CHUNK = 8192  # tokens of norms and multilayer perceptrons
+CHUNK = 4096  # tokens of norms and multilayer perceptrons
 LOSS_CHUNK = 2048
 SPARE = 0.985  # of the memory; the allocator cannot fill all gaps
 
@@ -364,7 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     parser.add_argument("--tokens", type=int, nargs="*", help="lengths instead of the largest one")
-    parser.add_argument("--short", type=int, nargs=2, default=[16384, 32768])
+    parser.add_argument("--short", type=int, nargs=2, default=[65536, 98304])
     parser.add_argument("--blocks", type=int, default=2, help="blocks that are run")
     parser.add_argument("--memory", type=float, default=78.0, help="GiB of the GPU")
     parser.add_argument("--compared", type=int, default=8192, help="tokens for all blocks; 0: none")

@@ -297,7 +297,10 @@ def _gradients(
         # Hooks of a forward pass that runs around this backward must not see the module.
         with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, Tensor.detach):
             y = call.on(leaf)
-        found = list(torch.autograd.grad(y, inputs, d, allow_unused=True))
+        if not y.requires_grad:  # it depends on none of them
+            found: list[Tensor | None] = [None for _ in inputs]
+        else:
+            found = list(torch.autograd.grad(y, inputs, d, allow_unused=True))
         if dx is not None:
             dpart = found.pop(0)
             rows = dx.narrow(-2, first, part.shape[-2])

@@ -105,8 +105,10 @@ class InChunks(Swapped):
         module = cast(nn.Module, self)
         x = _only_tensor(module, arguments, named)
 
+        others = arguments[1:]  # backward keeps `on`, which must not hold x
+
         def on(part: Tensor) -> Any:
-            return run(part, *arguments[1:], **named)
+            return run(part, *others, **named)
 
         tokens = vars(self)[_TOKENS]
         if not vars(self).get(_CHECKED) and check_tokens(module, on, x):

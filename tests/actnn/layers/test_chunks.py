@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import actnn
 from actnn import ActNNError, Choice
 from actnn.layers.chunks import InChunks
+from actnn.planning.meter import HostMeter
 from actnn.saving.swapping import is_swapped
 
 
@@ -398,3 +399,19 @@ def test_recomputed_blocks_contain_chunks():
     for _ in range(2):  # the first step compares
         for a, b in zip(exact, gradients(model, x), strict=True):
             assert (a - b).norm() <= 1e-4 * a.norm()
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_checkpoints_around_chunks_hold_their_inputs_alone(blocks):
+    module = actnn.in_chunks(Mlp(64, 256), 8)
+    x = torch.randn(64, 64, requires_grad=True)
+    module(x)
+    meter = HostMeter([x, *module.parameters()])
+    with meter:
+        before, y = meter.allocated(), x
+        for _ in range(blocks):
+            y = checkpoint(lambda z: module(torch.sin(z)), y, use_reentrant=False)
+        assert meter.allocated() - before == blocks * x.nbytes
+        torch.autograd.grad(y.sum(), x)
+        del y
+        assert meter.allocated() == before

@@ -8,9 +8,10 @@ computed in chunks of tokens. The ways:
 
 - checkpoint: torch.utils.checkpoint of each block;
 - host: the same, and inputs of blocks are in host memory (`torch.autograd.graph.save_on_cpu`);
-- ours: the same, and inputs of blocks are 4-bit codes in host memory; norms and multilayer
-  perceptrons run in chunks (`actnn.in_chunks`);
-- ours on the device: the same, and the codes stay on the device.
+- ours: the same, and inputs of blocks are codes of 4 bits in host memory (`Choice("offload", 4)`);
+  norms and multilayer perceptrons run in chunks (`actnn.in_chunks`);
+- ours, 8 bits: the same with codes of 8 bits;
+- ours on the device: as ours, and the codes stay on the device.
 
 Not all 32 blocks are run: a few are, and tensors without content stand for the weights, LoRA states
 and inputs of the others on the device. Bytes and times per block are equal, so that `tokens/s` of
@@ -18,7 +19,8 @@ and inputs of the others on the device. Bytes and times per block are equal, so 
 the others would have in host memory is computed. First of all, the tokens that fit are predicted
 from bytes. Then short sequences measure bytes per token, from which the largest length follows, and
 a step of that length is run. Each way is a process of its own. The last one runs all 32 blocks on a
-short sequence: times, and the error of gradients.
+short sequence: times, and the error of gradients. Two steps of one way differ by what the order of
+sums in the flash kernel does.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +53,7 @@ HIDDEN, BLOCKS, HEADS, KV_HEADS, INNER, VOCABULARY = 4096, 32, 32, 8, 14336, 128
 RANK = 16
 CHUNK = 4096  # tokens of norms and multilayer perceptrons
 LOSS_CHUNK = 2048
+COMPARE = "compare"
 SPARE = 0.985  # of the memory; the allocator cannot fill all gaps
 
 
@@ -80,13 +84,14 @@ class Way:
         """
         x, kv, inner = 2 * HIDDEN, 2 * HIDDEN * KV_HEADS // HEADS, 2 * INNER
         attention = x + 2 * kv + x  # q, k, v and the result
+        outside = x + x  # the leaf behind the embedding, the gradient of the block's result
         if self.chunks:  # peak in the backward of attention
             saved = x + x + attention  # input, normalized input
-            gradients = x + x + (x + 2 * x) + 2 * (x + kv)  # shortcut, result, dq, dk and dv
-            return saved + gradients
+            gradients = x + (x + 2 * x) + 2 * (x + kv)  # result, dq and its sums, dk and dv
+            return outside + saved + gradients
         saved = 2 * (2 * x + x) + attention  # both norms in float32 and normalized
-        # the gate, its activation, the other half, the product; and gradients of three of them
-        return saved + 4 * inner + 3 * inner
+        # the gate, its activation and the other half, and gradients of these
+        return outside + saved + 3 * inner + 3 * inner
 
     def per_token(self) -> float:
         """Bytes per token on the device, predicted."""
@@ -163,7 +168,8 @@ def decoder(blocks: int, sizes: dict[str, int] | None = None) -> Any:
                 if isinstance(child, nn.Linear):
                     setattr(module, name, Lora(child).to(child.weight))
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    # The input of the first block wants a gradient, as all others do, and no leaf holds it.
+    # Hugging Face makes the result of the embedding a leaf, which stays alive. The input of the
+    # first block is another tensor, so that it is held as those of all blocks.
     zero = torch.zeros((), dtype=torch.bfloat16, requires_grad=True)
     model.model.embed_tokens.register_forward_hook(lambda module, given, result: result + zero)
     return model.train()
@@ -303,8 +309,11 @@ def measure(name: str, settings: argparse.Namespace) -> None:
     fixed = short[-1]["peak"] - per_token * settings.short[-1]
     room = settings.memory * GIB * SPARE - fixed
     most = int(room / per_token) // 1024 * 1024
-    show("bytes", per_token=per_token, fixed=fixed, most=most, short=short)
-    for tokens in settings.tokens or [most]:
+    show(
+        "bytes", predicted=way.per_token(), per_token=per_token, fixed=fixed, most=most, short=short
+    )
+    for length in settings.tokens or [0]:
+        tokens = length or most
         torch.cuda.empty_cache()
         try:
             found = trainer.step(tokens)
@@ -351,49 +360,78 @@ def predict(memory: float) -> None:
     """Print the tokens that fit, from bytes."""
     weights, trained = block_bytes()
     fixed = BLOCKS * (weights + trained) + 2 * 2 * VOCABULARY * HIDDEN
-    print(f"predicted for {memory:g} GiB, of which weights and LoRA take {fixed / GIB:.1f} GiB:")
+    print(f"predicted, with {fixed / GIB:.1f} GiB of weights and states of LoRA:")
     for name, way in WAYS.items():
         each = way.per_token()
-        tokens = (memory * GIB - fixed) / each
+        tokens = (memory * GIB * SPARE - fixed) / each
         host = way.host_bytes(int(tokens)) / GIB
         text = f"{each / 1e3:.0f} kB a token, {tokens:,.0f} tokens, {host:.0f} GiB in host memory"
         print(f"  {name}: {text}")
 
 
+def text_of(line: dict[str, Any]) -> str:
+    """Return a result as a line of text."""
+    tokens = f"{line['tokens']:,} tokens" if "tokens" in line else ""
+    if line["kind"] == "bytes":
+        largest = f"{line['most']:,} tokens should fit"
+        return f"measured {line['per_token'] / 1e3:.0f} kB a token, {largest}"
+    if line["kind"] == "step":
+        speed = f"{line['tokens_per_s']:.0f} tokens/s, peak {line['peak'] / GIB:.1f} GiB"
+        return f"{tokens}: {speed}, {line['host'] / GIB:.0f} GiB in host memory"
+    if line["kind"] == "all blocks":
+        error = f"error {line['error']:.3f} of the gradient's norm"
+        return f"{tokens}, all blocks run: {line['seconds']:.2f} s a step, {error}"
+    return f"{tokens}: out of memory"
+
+
+def run(name: str, lengths: Sequence[int], settings: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run a way in a process of its own, and return its results."""
+    command = [sys.executable, *sys.argv, "--process", name]
+    command += ["--tokens", *map(str, lengths)] if lengths else []
+    limit = settings.seconds
+    try:
+        out = subprocess.run(command, stdout=subprocess.PIPE, timeout=limit, check=False).stdout
+    except subprocess.TimeoutExpired as error:
+        out = error.stdout or b""
+        print(f"{name}: stopped after {limit:g} s")
+    lines = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+    if not lines:
+        print(f"{name}: no results")
+    for line in lines:
+        print(f"{line['way']}: {text_of(line)}", flush=True)
+    if settings.json:
+        with settings.json.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--tokens", type=int, nargs="*", help="lengths instead of the largest one")
+    parser.add_argument("--tokens", type=int, nargs="*", help="lengths; 0: the largest that fits")
     parser.add_argument("--short", type=int, nargs=2, default=[65536, 98304])
     parser.add_argument("--blocks", type=int, default=2, help="blocks that are run")
     parser.add_argument("--memory", type=float, default=78.0, help="GiB of the GPU")
     parser.add_argument("--compared", type=int, default=8192, help="tokens for all blocks; 0: none")
     parser.add_argument("--seconds", type=float, default=600.0, help="the most for each process")
     parser.add_argument("--json", type=Path, help="appends the results")
-    parser.add_argument("--process", choices=[*WAYS, "compare"], help=argparse.SUPPRESS)
+    parser.add_argument("--process", choices=[*WAYS, COMPARE], help=argparse.SUPPRESS)
     settings = parser.parse_args()
-    if settings.process == "compare":
-        return compare(settings)
-    if settings.process:
-        return measure(settings.process, settings)
-    gpu = torch.cuda.get_device_name()
-    print(f"{settings.memory:g} GiB of an {gpu}, PyTorch {torch.__version__}")
-    predict(settings.memory)
-    for name in [*settings.ways, *(["compare"] if settings.compared else [])]:
-        command = [sys.executable, *sys.argv, "--process", name]
-        try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, text=True, timeout=settings.seconds
-            )
-            out = done.stdout
-        except subprocess.TimeoutExpired as error:
-            print(f"{name}: more than {settings.seconds:g} s")
-            out = (error.stdout or b"").decode()
-        print(out, flush=True)
-        if settings.json:
-            with settings.json.open("a", encoding="utf-8") as file:
-                file.write(out)
-    return None
+    if settings.process == COMPARE:
+        compare(settings)
+    elif settings.process:
+        measure(settings.process, settings)
+    else:
+        gpu = torch.cuda.get_device_name()
+        print(f"{settings.memory:g} GiB of an {gpu}, PyTorch {torch.__version__}")
+        predict(settings.memory)
+        lengths = settings.tokens or []
+        for name in settings.ways:
+            lines = run(name, lengths, settings)
+            if name == "host" and lines and not settings.tokens:  # the others at its length, too
+                lengths = [lines[0]["most"], 2 * lines[0]["most"], 0]
+        if settings.compared:
+            run(COMPARE, [], settings)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,8 @@ EXTRA ?= dev
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NATIVE := src/quant_gru/kernels/bindings src/quant_gru/kernels/c99 src/quant_gru/kernels/cpu/core src/quant_gru/kernels/cpu/isa \
-	src/quant_gru/kernels/cpu/calibration src/quant_gru/kernels/cpu/isa/x86 src/quant_gru/kernels/cpu/training src/kernel_runtime/native src/kernel_runtime/c99 \
-	src/actnn/codec/c99 src/actnn/codec/native src/actnn/saving/native
-KERNELS := CMakeLists.txt src/quant_gru/kernels/cpu/core.cmake $(wildcard $(addsuffix /*.h,$(NATIVE)) $(addsuffix /*.[ch]pp,$(NATIVE)) $(addsuffix /*.inl,$(NATIVE)))
-CUDA := $(wildcard $(addprefix src/quant_gru/kernels/cuda/*/,*.cu *.cuh) $(addprefix src/kernel_runtime/cuda/,*.cu *.cuh) \
-	$(addprefix src/actnn/*/cuda/,*.cu *.cuh))
-EXPORTED := $(wildcard src/quant_gru/export/c/*.h)
-CPP := $(wildcard cpp/*/*.[ch] cpp/*/*.[ch]pp cpp/*/*/*.[ch]pp cpp/src/passes/*.cu cpp/src/cuda/kernels/*.cu cpp/include/quant_gru/*.h*)
-FORMATTED = $(filter-out CMakeLists.txt %.cmake,$(KERNELS)) $(CUDA) $(EXPORTED) $(CPP)
+KERNELS := CMakeLists.txt $(shell find src -name '*.cmake' -o -name '*.[ch]pp' -o -name '*.h' -o -name '*.inl')
+FORMATTED = $(shell find src cpp -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize
 

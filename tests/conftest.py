@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 import torch
 
-from quant_gru._errors import forget_notes
+from quant_gru.errors import forget_notes
 
 pytest_plugins = ["skips"]
 

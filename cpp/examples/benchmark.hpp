@@ -1,4 +1,4 @@
-// The benchmark of gru_example, on the CPU and on a GPU.
+// The benchmark of gru_example.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,3 @@ extern const int64_t kShapes[9][4];
 std::string text_of(const Shaped &s);
 
 void benchmark(const quant_gru::QuantConfig &config, int threads, int repeats);
-void benchmark_on_gpu(const quant_gru::QuantConfig &config, int repeats);
-
-// Runs a frozen GRU on a GPU; x is (T, N, C). Returns y. Throws DeviceError.
-Floats run_on_gpu(const std::string &file, const Floats &x, int64_t T, int64_t N);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "benchmark.hpp"
+#include "on_gpu.hpp"
 #include "quant_gru/model.hpp"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 #endif
 
-#include "benchmark.hpp"
+#include "on_gpu.hpp"
 #include "quant_gru/cuda.hpp"
 #include "quant_gru/gru_interface.hpp"
 
@@ -110,7 +110,7 @@ class GpuFloats {
     size_t bytes_;
 };
 
-void benchmark_shape(const Shaped &s, int repeats) {
+void benchmark_shape_on_gpu(const Shaped &s, int repeats) {
     const int64_t N = s.N, T = s.T, C = s.C, H = s.H;
     const GpuFloats x(s.x), W(s.W), R(s.R), b(s.b);
     const GpuFloats h((T + 1) * N * H), Wx(T * N * 3 * H), Rh(N * 3 * H), y(T * N * H);
@@ -141,5 +141,5 @@ Floats run_on_gpu(const std::string &file, const Floats &x, int64_t T, int64_t N
 void benchmark_on_gpu(const QuantConfig &config, int repeats) {
     std::printf("\n%s\n   N    T    C    H    float us  integer us    ratio    GMAC/s\n",
                 driver().name);
-    for (const auto &sizes : kShapes) benchmark_shape(Shaped(sizes, config), repeats);
+    for (const auto &sizes : kShapes) benchmark_shape_on_gpu(Shaped(sizes, config), repeats);
 }

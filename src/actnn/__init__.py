@@ -7,19 +7,19 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from actnn._errors import ActNNError, ActNNWarning
+from actnn.errors import ActNNError, ActNNWarning
 
 if TYPE_CHECKING:
+    from actnn.actnn_interface import ops
+    from actnn.actnn_interface.config import config
+    from actnn.actnn_interface.data import DataLoader
+    from actnn.actnn_interface.levels import set_optimization_level
+    from actnn.actnn_interface.memory import compute_tensor_bytes, get_memory_usage
+    from actnn.actnn_interface.qmodule import QModule
+    from actnn.actnn_interface.schemes import QBNScheme, QScheme
     from actnn.allocation.greedy import calc_precision
     from actnn.layers.chunks import in_chunks
     from actnn.layers.compress import compress, compressed, uncompress
-    from actnn.notes import ops
-    from actnn.notes.config import config
-    from actnn.notes.data import DataLoader
-    from actnn.notes.levels import set_optimization_level
-    from actnn.notes.memory import compute_tensor_bytes, get_memory_usage
-    from actnn.notes.qmodule import QModule
-    from actnn.notes.schemes import QBNScheme, QScheme
     from actnn.planning.estimate import Estimate, estimate
     from actnn.planning.fit import fit
     from actnn.planning.plan import Plan
@@ -59,12 +59,12 @@ __all__ = [
 # The module of each public name that is imported at its first use.
 _HOMES = {
     "Choice": "saving.records",
-    "DataLoader": "notes.data",
+    "DataLoader": "actnn_interface.data",
     "Estimate": "planning.estimate",
     "Plan": "planning.plan",
-    "QBNScheme": "notes.schemes",
-    "QModule": "notes.qmodule",
-    "QScheme": "notes.schemes",
+    "QBNScheme": "actnn_interface.schemes",
+    "QModule": "actnn_interface.qmodule",
+    "QScheme": "actnn_interface.schemes",
     "Record": "saving.records",
     "Report": "planning.report",
     "Saving": "saving.context",
@@ -72,14 +72,14 @@ _HOMES = {
     "calc_precision": "allocation.greedy",
     "compress": "layers.compress",
     "compressed": "layers.compress",
-    "compute_tensor_bytes": "notes.memory",
-    "config": "notes.config",
+    "compute_tensor_bytes": "actnn_interface.memory",
+    "config": "actnn_interface.config",
     "estimate": "planning.estimate",
     "fit": "planning.fit",
-    "get_memory_usage": "notes.memory",
+    "get_memory_usage": "actnn_interface.memory",
     "in_chunks": "layers.chunks",
     "report": "planning.report",
-    "set_optimization_level": "notes.levels",
+    "set_optimization_level": "actnn_interface.levels",
     "uncompress": "layers.compress",
 }
 
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name == "ops":
-        return import_module(f"{__name__}.notes.ops")
+        return import_module(f"{__name__}.actnn_interface.ops")
     if name[:1].isalpha() and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,23 +7,23 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
+from quant_gru.errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
 from quant_gru.torch_ops.on_import import register_with_torch
 
 if TYPE_CHECKING:
     from quant_gru.analysis.operator_gain import operator_gain
     from quant_gru.analysis.operator_sqnr import operator_sqnr
     from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
-    from quant_gru.conversion.calibrate import calibrate_model
-    from quant_gru.conversion.convert import convert_model
-    from quant_gru.conversion.encodings import export_encodings, load_encodings
-    from quant_gru.conversion.frozen_models import freeze_model, load_frozen
-    from quant_gru.conversion.onnx import export_onnx, export_step_onnx, onnx_translations
-    from quant_gru.conversion.parameter_files import export_model_params, load_model_params
     from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
     from quant_gru.modules.custom_gru import CustomGRU
     from quant_gru.modules.frozen import FrozenQuantGRU
     from quant_gru.modules.gru import QuantGRU, float_state_dict
+    from quant_gru.whole_models.calibrate import calibrate_model
+    from quant_gru.whole_models.convert import convert_model
+    from quant_gru.whole_models.encodings import export_encodings, load_encodings
+    from quant_gru.whole_models.frozen_models import freeze_model, load_frozen
+    from quant_gru.whole_models.onnx import export_onnx, export_step_onnx, onnx_translations
+    from quant_gru.whole_models.parameter_files import export_model_params, load_model_params
 
 
 __version__ = "0.1.0"
@@ -69,19 +69,19 @@ _HOMES = {
     "QuantGRU": "modules.gru",
     "QuantGRUCell": "modules.cell",
     "QuantGRUWarning": "config",
-    "calibrate_model": "conversion.calibrate",
-    "convert_model": "conversion.convert",
+    "calibrate_model": "whole_models.calibrate",
+    "convert_model": "whole_models.convert",
     "default_config_path": "config",
-    "export_encodings": "conversion.encodings",
-    "export_model_params": "conversion.parameter_files",
-    "export_onnx": "conversion.onnx",
-    "export_step_onnx": "conversion.onnx",
+    "export_encodings": "whole_models.encodings",
+    "export_model_params": "whole_models.parameter_files",
+    "export_onnx": "whole_models.onnx",
+    "export_step_onnx": "whole_models.onnx",
     "float_state_dict": "modules.gru",
-    "freeze_model": "conversion.frozen_models",
-    "load_encodings": "conversion.encodings",
-    "load_frozen": "conversion.frozen_models",
-    "load_model_params": "conversion.parameter_files",
-    "onnx_translations": "conversion.onnx",
+    "freeze_model": "whole_models.frozen_models",
+    "load_encodings": "whole_models.encodings",
+    "load_frozen": "whole_models.frozen_models",
+    "load_model_params": "whole_models.parameter_files",
+    "onnx_translations": "whole_models.onnx",
     "operator_gain": "analysis.operator_gain",
     "operator_sqnr": "analysis.operator_sqnr",
 }

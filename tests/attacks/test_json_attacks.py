@@ -32,7 +32,7 @@ GRU = calibrated()
 
 
 def public_document(gru: QuantGRU) -> dict[str, Any]:
-    """A parameter file of the public project, whose operators have our older names."""
+    """A parameter file of quant-gru-pytorch, whose operators have our older names."""
     operators = {}
     for name, entry in gru.get_quant_config().items():
         scale = entry["scale"]

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from quant_gru._errors import CalibrationError
 from quant_gru.calibration.observers import METHODS, make_observer
 from quant_gru.calibration.search import choose_quantizer
+from quant_gru.errors import CalibrationError
 
 CANONICAL = sorted(set(METHODS.values()))
 TIMEOUT = 240.0

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from quant_gru.calibration._covering import covering_scale
+from quant_gru.calibration.covering import covering_scale
 from quant_gru.calibration.effects import _NUMBERS
 from quant_gru.integer.quantizer import Quantizer, code_limits
 from quant_gru.kernels import _native

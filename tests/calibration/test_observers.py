@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quant_gru._errors import CalibrationError
-from quant_gru.calibration._histogram import (
+from quant_gru.calibration.histogram import (
     MAX_BINS,
     MIN_EXPONENT,
     bin_window,
@@ -19,6 +18,7 @@ from quant_gru.calibration._histogram import (
     occupied_bins,
 )
 from quant_gru.calibration.observers import METHODS, HistogramObserver, make_observer
+from quant_gru.errors import CalibrationError
 
 CANONICAL = sorted(set(METHODS.values()))
 

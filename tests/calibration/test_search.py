@@ -7,10 +7,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quant_gru._errors import CalibrationError
-from quant_gru.calibration._covering import rounded_quotient
+from quant_gru.calibration.covering import rounded_quotient
 from quant_gru.calibration.observers import make_observer
 from quant_gru.calibration.search import choose_quantizer, covering_quantizer, squared_error
+from quant_gru.errors import CalibrationError
 from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, Quantizer, code_limits
 
 KINDS = ("pot", "free")

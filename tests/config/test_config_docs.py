@@ -11,7 +11,7 @@ import pytest
 from config_examples import COMPLETE, CONCISE, MIXED
 
 import quant_gru
-from quant_gru.config import OPERATORS, QuantConfig, _settings, operators, schema
+from quant_gru.config import OPERATORS, QuantConfig, operators, schema, settings
 from quant_gru.config.operators import OLDER_NAMES
 from quant_gru.config.schema import file_json_schema
 
@@ -65,7 +65,7 @@ def test_error_examples_are_real():
 
 
 @pytest.mark.parametrize(
-    "module", [operators, _settings, schema], ids=lambda module: module.__name__
+    "module", [operators, settings, schema], ids=lambda module: module.__name__
 )
 def test_docstring_examples_run(module):
     names = vars(module)

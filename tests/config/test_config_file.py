@@ -8,7 +8,6 @@ from config_examples import BAD, COMPLETE, CONCISE, EXAMPLES, MIXED, OLDER, of_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quant_gru._errors import ConfigError, QuantGRUError, forget_notes
 from quant_gru.config import (
     FUSIBLE,
     OPERATORS,
@@ -18,6 +17,7 @@ from quant_gru.config import (
     QuantGRUWarning,
     default_config_path,
 )
+from quant_gru.errors import ConfigError, QuantGRUError, forget_notes
 
 
 def message(call, *args, **kwargs):

@@ -7,9 +7,9 @@ from config_examples import BAD, EXAMPLES, OLDER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quant_gru._errors import ConfigError
 from quant_gru.config import QuantConfig, default_config_path
 from quant_gru.config.schema import file_json_schema
+from quant_gru.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs" / "schemas" / "gru_quant_bitwidth_config.schema.json"

@@ -1,6 +1,5 @@
 import pytest
 
-from quant_gru._errors import ConfigError
 from quant_gru.config import (
     ACTIVATIONS,
     CALIBRATED,
@@ -10,6 +9,7 @@ from quant_gru.config import (
     WEIGHTS,
     canonical_name,
 )
+from quant_gru.errors import ConfigError
 
 
 def test_the_seventeen_operators_in_order():

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 from pydantic import BaseModel
 
-from quant_gru._errors import ConfigError
 from quant_gru.config import (
     ACTIVATIONS,
     FUSIBLE,
@@ -15,6 +14,7 @@ from quant_gru.config import (
     QuantConfig,
 )
 from quant_gru.config.operators import SIGMOIDS
+from quant_gru.errors import ConfigError
 
 
 def message(call, *args, **kwargs):

@@ -14,7 +14,7 @@ from c_library import Library
 from make_golden import Case, random_input, run, saved
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parents[1] / "export"))
+sys.path.append(str(Path(__file__).parents[1] / "interchange"))
 
 from random_grus import HIDDEN, KINDS, random_gru
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-sys.path.append(str(Path(__file__).parents[1] / "export"))
+sys.path.append(str(Path(__file__).parents[1] / "interchange"))
 
 from random_grus import KINDS, random_codes, random_gru
 

@@ -23,7 +23,7 @@ from make_golden import frozen_gru, saved
 from kernel_runtime.cuda import compiler, disk_cache
 from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
-from quant_gru.integer.border import CallForm
+from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels.cuda import structs
 from quant_gru.kernels.cuda.forward import launch_plan
 from quant_gru.kernels.cuda.forward.stack import Stack

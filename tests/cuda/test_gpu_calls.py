@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.execution.prepared_call import prepare
-from quant_gru.integer.border import FLOATS
+from quant_gru.integer.call_form import FLOATS
 from quant_gru.kernels.cuda.forward.executor import numbers_of
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
 from quant_gru.kernels.cuda.plan.tensors import Numbers

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer.border import CallForm
+from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.projection import from_codes, overlap
 from quant_gru.kernels.cuda.projection.from_codes import STATIONARY, WeightStationary

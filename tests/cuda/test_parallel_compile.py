@@ -16,7 +16,7 @@ from kernel_runtime.cuda.parallel_compile import ParallelCompiler
 from kernel_runtime.cuda.sources import RUNTIME
 from kernel_runtime.errors import KernelError
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.integer.border import CallForm
+from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels.cuda.forward.stack import stack_of
 from quant_gru.kernels.cuda.projection import int_mm
 

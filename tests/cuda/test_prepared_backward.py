@@ -22,7 +22,7 @@ from quant_gru.autograd.backward_pass import (
 )
 from quant_gru.execution.layers import run_real
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.border import FLOATS
+from quant_gru.integer.call_form import FLOATS
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import planner as back_planner

@@ -15,7 +15,7 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.execution import prepared_call
 from quant_gru.execution.weight_guard import WeightGuard
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.border import FLOATS
+from quant_gru.integer.call_form import FLOATS
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward import stack
 from quant_gru.kernels.cuda.recurrence import planner

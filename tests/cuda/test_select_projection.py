@@ -6,7 +6,7 @@ from host_machine import Host
 
 from kernel_runtime.cuda.launch import Kernel
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer.border import CallForm
+from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.projection import overlap, select

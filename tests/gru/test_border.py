@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.execution import sequence_layout
-from quant_gru.integer.border import inward, outward
+from quant_gru.integer.call_form import inward, outward
 from quant_gru.modules import call
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64]

@@ -509,8 +509,8 @@ def test_codes_that_differ_are_an_error(path, monkeypatch):
     monkeypatch.setattr(gru, "_source", lambda: source)
     quant_gru.export_onnx(gru, path, seeded(4, 2, C))
     monkeypatch.setattr(
-        "quant_gru.conversion.onnx.sequence_model",
-        lambda *_: __import__("quant_gru.export.onnx.model", fromlist=["x"]).sequence_model(
+        "quant_gru.whole_models.onnx.sequence_model",
+        lambda *_: __import__("quant_gru.interchange.onnx.model", fromlist=["x"]).sequence_model(
             quantized()._source(), "integer", False, False
         ),
     )

@@ -57,7 +57,7 @@ def test_a_batch_that_is_fixed(cell, tmp_path):
 
 
 def test_the_command_line_verifies_a_cell(cell, tmp_path):
-    from quant_gru.conversion.onnx_verify import verified_file
+    from quant_gru.whole_models.onnx_verify import verified_file
 
     for example in (seeded(3, C), (seeded(3, C), seeded(3, H))):
         export_onnx(cell, tmp_path / "cell.onnx", example)

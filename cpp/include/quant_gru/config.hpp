@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "quant_gru/export.h"
+#include "quant_gru/interchange.h"
 
 namespace quant_gru {
 

@@ -1,5 +1,5 @@
 // Histograms whose state depends only on the values, not on their order of arrival: the rules of
-// calibration/_histogram.py.
+// calibration/histogram.py.
 #pragma once
 
 #include <cstdint>

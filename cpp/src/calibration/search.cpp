@@ -1,4 +1,4 @@
-// The rules of calibration/_covering.py, calibration/search.py and calibration/far_range.py.
+// The rules of calibration/covering.py, calibration/search.py and calibration/far_range.py.
 #include "calibration/search.hpp"
 
 #include <algorithm>

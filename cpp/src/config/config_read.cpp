@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "config/config_json.hpp"
-#include "config/public_project.hpp"
+#include "config/quant_gru_pytorch.hpp"
 #include "files.hpp"
 #include "quant_gru/model.hpp"
 

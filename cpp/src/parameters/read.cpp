@@ -6,7 +6,7 @@
 #include "files.hpp"
 #include "parameters/document.hpp"
 #include "parameters/operator_rules.hpp"
-#include "parameters/public_project.hpp"
+#include "parameters/quant_gru_pytorch.hpp"
 #include "plan/tables.hpp"
 #include "quant_gru/model.hpp"
 
@@ -267,7 +267,7 @@ CellParameters read_cell(const Json &json, const QuantConfig &config, const GRUS
 }  // namespace
 
 Parameters read_document(const Json &document, const std::string &where) {
-    if (is_of_public_project(document)) return read_public_project(document, where);
+    if (is_of_quant_gru_pytorch(document)) return read_quant_gru_pytorch(document, where);
     try {
         check_keys(document, {"format", "version", "gru", "config", "cells"},
                    "the parameter document", 5);

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from actnn._errors import ActNNWarning
 from actnn.adapting.replay import Gradient, Replay
 from actnn.allocation.threshold import MAX_BITS
+from actnn.errors import ActNNWarning
 from actnn.saving.active import ACTIVE
 from actnn.saving.compiled import call
 from actnn.saving.context import Saving

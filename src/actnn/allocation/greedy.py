@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 
 Numbers = Sequence[float] | npt.NDArray[np.float64]
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from actnn._errors import ActNNError
 from actnn.allocation.host_copy import HostCopy
 from actnn.allocation.threshold import MAX_BITS, MIN_BITS, allocate
+from actnn.errors import ActNNError
 
 EARLY = 10  # steps in which statistics of samples change fast
 AROUND = 3  # steps before and after a refresh in which gradients are observed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 
 MIN_BITS, MAX_BITS = 1, 8
 

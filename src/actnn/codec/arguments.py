@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actnn._errors import ActNNError
 from actnn.codec.codes import DTYPES, MOST_BITS, UNBOUNDED, Bounds, Key
 from actnn.codec.noise import RUN
+from actnn.errors import ActNNError
 
 
 def check(x: Tensor, bits: int | Tensor, key: Key, group: int, capacity: int | None) -> None:

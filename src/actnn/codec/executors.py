@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from actnn._errors import ActNNWarning
 from actnn.codec import cpu, reference
 from actnn.codec.codes import UNBOUNDED, Bounds, data_bytes
 from actnn.codec.cuda import executor as cuda
 from actnn.codec.memory_order import flat
 from actnn.codec.noise import RUN
+from actnn.errors import ActNNWarning
 from kernel_runtime.allocators import Maker, maker
 from kernel_runtime.cuda import driver
 

@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.layers.root import Root
 from actnn.layers.tokens import check_tokens
 from actnn.saving.active import active_step, transformed

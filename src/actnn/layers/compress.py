@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from actnn._errors import ActNNError, ActNNWarning
 from actnn.adapting.measured import Measured
 from actnn.adapting.watched import FEW, Watched
+from actnn.errors import ActNNError, ActNNWarning
 from actnn.layers.chunks import as_wholes
 from actnn.layers.levels import Level, level_of
 from actnn.layers.registry import mixin_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.saving.records import LOSSLESS
 
 

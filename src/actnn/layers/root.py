@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.layers.unused import check_result
 from actnn.saving.active import transformed
 from actnn.saving.compiled import call

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from actnn._errors import ActNNWarning
+from actnn.errors import ActNNWarning
 from actnn.layers.chunks import InChunks
 from actnn.layers.registry import MIXINS, mixin_for
 from actnn.layers.root import Root, roots_around, roots_inside

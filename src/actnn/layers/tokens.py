@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.dropout import _DropoutNd
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.saving.recompute import buffer_versions, spare_buffers
 
 _FEW = 16  # tokens that are run alone

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from actnn._errors import ActNNWarning
+from actnn.errors import ActNNWarning
 from actnn.saving.context import Saving
 from actnn.saving.uncompiled import uncompiled
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.planning.blocks import BlockChoice
 from actnn.planning.training_step import TrainingStep
 from actnn.planning.units import Unit

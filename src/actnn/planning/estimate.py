@@ -17,8 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actnn._errors import ActNNError
 from actnn.codec import bytes_of
+from actnn.errors import ActNNError
 from actnn.planning.sizes import format_bytes
 from actnn.planning.training_step import Loss, TrainingStep, leaves_of, mapped
 from actnn.planning.units import Unit, find_units

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actnn._errors import ActNNError, ActNNWarning
+from actnn.errors import ActNNError, ActNNWarning
 from actnn.layers.compress import compress, uncompress
 from actnn.planning.blocks import BlockChoice, apply, as_run, compile_units
 from actnn.planning.comparison import KEEP, RECOMPUTE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.planning.timeline import Timeline
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 
 Report = Callable[[int, int, str], None]
 

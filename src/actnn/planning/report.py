@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.planning.blocks import Unhooked
 from actnn.planning.meter import meter_for
 from actnn.planning.plot import plot_memory

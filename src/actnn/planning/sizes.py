@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 
 _UNITS = {
     "B": 1,

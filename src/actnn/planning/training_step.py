@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 
 Loss: TypeAlias = Callable[[nn.Module, Any], Tensor]
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.saving.active import in_checkpoint
 from actnn.saving.arguments import Watched
 from actnn.saving.held import counter_of

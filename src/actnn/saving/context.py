@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actnn._errors import ActNNError
 from actnn.codec.arguments import check_group
+from actnn.errors import ActNNError
 from actnn.saving import _native
 from actnn.saving.active import ACTIVE
 from actnn.saving.compiled import GraphHooks

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.saving import _native
 from actnn.saving._native import Compressed, Kept, View
 from actnn.saving.bit_masks import restore_positive

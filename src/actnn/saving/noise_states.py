@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actnn import codec
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 
 
 def _rank() -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actnn import codec
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.saving.bit_masks import restore_positive
 from actnn.saving.dense import is_dense
 from actnn.saving.held import Kept, Layout, counter_of, refuse_changed, refuse_second_derivative

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.saving.active import ACTIVE, active_step
 from actnn.saving.arguments import Watched
 from actnn.saving.records import Choice

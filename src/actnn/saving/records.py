@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 
 ACTIONS = ("keep", "compress", "recompute", "offload")
 LOSSLESS = 32  # as bits: nothing is rounded

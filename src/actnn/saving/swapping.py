@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 
 ATTRIBUTE = "_actnn_"  # begins the names of what the classes add to a module
 

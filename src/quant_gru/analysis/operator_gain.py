@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError, QuantGRUError
 from quant_gru.analysis.scale_use import Remark, lines_of, texts, watched, worst_first
 from quant_gru.calibration.batches import run_batch, with_progress
 from quant_gru.config import FUSIBLE, OPERATORS
+from quant_gru.errors import CalibrationError, QuantGRUError
 from quant_gru.modules.gru import QuantGRU
 
 _SHOWN = 15

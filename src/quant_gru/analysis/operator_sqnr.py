@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError, QuantGRUError
 from quant_gru.analysis.scale_use import Remark, ScaleUse, lines_of, texts, worst_first
 from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
 from quant_gru.calibration.float_run import FloatWeights, float_layers, valid
 from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
+from quant_gru.errors import CalibrationError, QuantGRUError
 from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
 from quant_gru.integer.plan import update_first

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.calibration._covering import covering_scale, reachable_range
+from quant_gru.calibration.covering import covering_scale, reachable_range
 from quant_gru.calibration.float_run import float_layers
 from quant_gru.config import FIXED_RANGE
 from quant_gru.integer.qparams import QParams

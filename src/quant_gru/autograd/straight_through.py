@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUError
 from quant_gru.autograd.backward_pass import (
     Asked,
     Pass,
@@ -25,10 +24,11 @@ from quant_gru.autograd.backward_pass import (
     of_cells,
 )
 from quant_gru.autograd.state_compression import packed, unpacked
+from quant_gru.errors import QuantGRUError
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.noise import Noise
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.border import Packing, inward, outward
+from quant_gru.integer.call_form import Packing, inward, outward
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer

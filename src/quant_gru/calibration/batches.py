@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError
+from quant_gru.errors import CalibrationError
 
 
 def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | PackedSequence:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError
 from quant_gru.calibration.cell_scales import CellScales
 from quant_gru.calibration.far_range import note_on
 from quant_gru.calibration.float_run import FloatWeights, float_layers
@@ -16,6 +15,7 @@ from quant_gru.calibration.observers import Observer, make_observer
 from quant_gru.calibration.tied import tied_observers
 from quant_gru.calibration.windows import Windows, starts
 from quant_gru.config import CALIBRATED, QuantConfig
+from quant_gru.errors import CalibrationError
 from quant_gru.integer.qparams import QParams
 
 Weights = Sequence[Sequence[FloatWeights]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quant_gru.calibration._covering import covering_scale, reachable_range
+from quant_gru.calibration.covering import covering_scale, reachable_range
 from quant_gru.calibration.observers import Observer
 from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import QuantConfig

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from quant_gru.calibration._covering import (
+from quant_gru.calibration.covering import (
     MAX_EXP2_INV,
     MIN_EXP2_INV,
     ScaleKind,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError
+from quant_gru.errors import CalibrationError
 from quant_gru.integer.reference import states_before
 
 # Values of an operator per block. This bounds the memory and is enough for efficient observers.

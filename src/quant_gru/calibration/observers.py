@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError
-from quant_gru.calibration._histogram import (
+from quant_gru.calibration.histogram import (
     Histogram,
     central_range,
     histogram_of,
@@ -21,6 +20,7 @@ from quant_gru.calibration._histogram import (
     merged,
 )
 from quant_gru.calibration.ranks import merge_ranks
+from quant_gru.errors import CalibrationError
 
 METHODS: Mapping[str, str] = MappingProxyType(
     {

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError
-from quant_gru.calibration._covering import (
+from quant_gru.calibration.covering import (
     MAX_EXP2_INV,
     MIN_EXP2_INV,
     ScaleKind,
@@ -17,8 +16,9 @@ from quant_gru.calibration._covering import (
     covering_scale,
     reachable_range,
 )
-from quant_gru.calibration._histogram import Histogram, occupied_bins
+from quant_gru.calibration.histogram import Histogram, occupied_bins
 from quant_gru.calibration.observers import HistogramObserver, Observer, PercentileObserver
+from quant_gru.errors import CalibrationError
 from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, Quantizer, code_limits
 
 __all__ = [

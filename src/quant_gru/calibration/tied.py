@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 
-from quant_gru._errors import ConfigError
 from quant_gru.calibration.observers import Observer
 from quant_gru.config import QuantConfig
+from quant_gru.errors import ConfigError
 
 TIED = ("input.x", "output.h")
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quant_gru import __version__
-from quant_gru._errors import QuantGRUError
 from quant_gru.cli.frozen_files import export, inspect, verify
 from quant_gru.cli.messages import WRONG, one_line_messages, report
+from quant_gru.errors import QuantGRUError
 
 if TYPE_CHECKING:
     from quant_gru.cli.files import Found
@@ -129,7 +129,7 @@ def config(
     """
     with one_line_messages():
         from quant_gru.config import QuantConfig, default_config_path
-        from quant_gru.config._document import to_text
+        from quant_gru.config.document import to_text
 
         chosen = None if preset is None else getattr(QuantConfig, preset.value)()
         if write is None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quant_gru._errors import ParameterError, QuantGRUError
 from quant_gru.config import QuantConfig
 from quant_gru.config.files import name_of, parse_json, read_bytes
+from quant_gru.errors import ParameterError, QuantGRUError
 
 if TYPE_CHECKING:
     from quant_gru.parameters.document import Parameters
@@ -80,7 +80,7 @@ def is_frozen_file(file: str) -> bool:
     first = _first_bytes(file)
     if first[8:] != b"{":
         return False
-    from quant_gru.export.frozen_file import FORMAT
+    from quant_gru.interchange.frozen_file import FORMAT
 
     with open(file, "rb") as stream:
         size = int.from_bytes(stream.read(8), "little")

@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from quant_gru._errors import QuantGRUError
 from quant_gru.cli.tables import columns
 from quant_gru.config.files import name_of
-from quant_gru.conversion.onnx import export_onnx, export_step_onnx
-from quant_gru.conversion.onnx_verify import random_example, verified_file
-from quant_gru.export.c.verify import verify_c
+from quant_gru.errors import QuantGRUError
+from quant_gru.interchange.c.verify import verify_c
 from quant_gru.modules.encodings import parameter_file
 from quant_gru.modules.frozen import FrozenQuantGRU
+from quant_gru.whole_models.onnx import export_onnx, export_step_onnx
+from quant_gru.whole_models.onnx_verify import random_example, verified_file
 
 SUFFIXES = {"onnx": ".onnx", "c": "_c", "encodings": ".encodings", "json": ".json"}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 
 WRONG = 2
 """Exit code of a command whose arguments or files are wrong."""

@@ -1,6 +1,5 @@
 """Configuration of a quantized GRU and its operators."""
 
-from quant_gru._errors import QuantGRUWarning
 from quant_gru.config.operators import (
     ACTIVATIONS,
     CALIBRATED,
@@ -11,6 +10,7 @@ from quant_gru.config.operators import (
     canonical_name,
 )
 from quant_gru.config.schema import OperatorConfig, QuantConfig, default_config_path
+from quant_gru.errors import QuantGRUWarning
 
 __all__ = [
     "ACTIVATIONS",

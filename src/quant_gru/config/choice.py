@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from quant_gru._errors import ConfigError
 from quant_gru.config.operators import suggest
 from quant_gru.config.schema import QuantConfig
+from quant_gru.errors import ConfigError
 
 PRESETS = {
     "int8_wide": QuantConfig.int8_wide,

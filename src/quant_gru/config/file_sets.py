@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from quant_gru._errors import ConfigError
+from quant_gru.errors import ConfigError
 
 try:
     import fcntl

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quant_gru._errors import ConfigError
 from quant_gru.config.file_sets import replace_all, settle
+from quant_gru.errors import ConfigError
 
 
 def read_json(path: str | os.PathLike[str], if_missing: str = "") -> Any:

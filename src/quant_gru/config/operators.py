@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from quant_gru._errors import ConfigError
+from quant_gru.errors import ConfigError
 
 MEANINGS: dict[str, str] = {
     "input.x": "input sequence x",

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
-from quant_gru._errors import ConfigError
-from quant_gru.config._document import Document, file_json_schema, refuse_parameters, to_text
-from quant_gru.config._explain import as_config_error
-from quant_gru.config._fields import (
+from quant_gru.config.document import Document, file_json_schema, refuse_parameters, to_text
+from quant_gru.config.explain import as_config_error
+from quant_gru.config.fields import (
     Activation,
     ActivationOperator,
     Flag,
@@ -19,17 +18,18 @@ from quant_gru.config._fields import (
     Section,
     Segments,
 )
-from quant_gru.config._settings import (
+from quant_gru.config.files import read_json, write_text
+from quant_gru.config.operators import FUSIBLE, WEIGHTS, canonical_name, suggest
+from quant_gru.config.quant_gru_pytorch import translated
+from quant_gru.config.settings import (
     OperatorConfig,
     OperatorMap,
     Public,
     SectionComments,
     plain_operators,
 )
-from quant_gru.config._translate import GLOBALS, as_document, as_fields, entry_of, notes_on, texts
-from quant_gru.config.files import read_json, write_text
-from quant_gru.config.operators import FUSIBLE, WEIGHTS, canonical_name, suggest
-from quant_gru.config.public_project import translated
+from quant_gru.config.translate import GLOBALS, as_document, as_fields, entry_of, notes_on, texts
+from quant_gru.errors import ConfigError
 
 __all__ = [
     "OperatorConfig",

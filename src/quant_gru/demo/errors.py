@@ -1,6 +1,6 @@
 """Errors in the demo's input and output."""
 
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 
 
 class DataError(QuantGRUError):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
-from quant_gru._errors import ParameterError
+from quant_gru.errors import ParameterError
 from quant_gru.execution.plan_cache import CallKeeper, Stamp
 from quant_gru.integer.plan import (
     CellPlan,

@@ -7,7 +7,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.execution.layers import CellRun, border_codes, run_codes
 from quant_gru.execution.sequence_layout import Sequence, check_real
 from quant_gru.integer import reference

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quant_gru.execution.noise import Noise
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.border import Packing, inward, outward
+from quant_gru.integer.call_form import Packing, inward, outward
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum

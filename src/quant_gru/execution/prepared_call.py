@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
-from quant_gru._errors import QuantGRUWarning, caller_stacklevel
+from quant_gru.errors import QuantGRUWarning, caller_stacklevel
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
-from quant_gru.integer.border import Packing
+from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cuda.weights.contents import Contents
 from quant_gru.kernels.dispatch import Stack, contents_of, stack_of

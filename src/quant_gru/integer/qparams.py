@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from quant_gru._errors import QuantGRUError, note_once
 from quant_gru.config import ACTIVATIONS, CALIBRATED, FIXED_RANGE, WEIGHTS, QuantConfig
+from quant_gru.errors import QuantGRUError, note_once
 from quant_gru.integer.bias_correction import InputMean
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, build_table

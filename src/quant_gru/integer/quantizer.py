@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 
 MIN_SCALE = 2.0**-126
 MAX_SCALE = 2.0**127

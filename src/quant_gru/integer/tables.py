@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.integer.elementary import sigmoid, tanh
 from quant_gru.integer.quantizer import Quantizer, container_dtype
 from quant_gru.integer.spline import fit_spline

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 
 WideIntegers: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
 """An array of Python integers, for values that exceed 64 bits."""

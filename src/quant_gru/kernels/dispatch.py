@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernel_runtime.cuda import compiler
 from kernel_runtime.cuda.graph_capture import capturing
-from quant_gru._errors import QuantGRUError, caller_stacklevel, note_once
+from quant_gru.errors import QuantGRUError, caller_stacklevel, note_once
 from quant_gru.integer import random, reference
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
 from quant_gru.integer.plan import CellPlan, GRUPlan

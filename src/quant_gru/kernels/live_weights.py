@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Machine
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,

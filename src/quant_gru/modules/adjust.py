@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quant_gru._errors import ConfigError, QuantGRUError
 from quant_gru.calibration.search import covering_quantizer
 from quant_gru.config import FIXED_RANGE, WEIGHTS, QuantConfig
 from quant_gru.config.operators import FUSIBLE, SIGMOIDS
+from quant_gru.errors import ConfigError, QuantGRUError
 from quant_gru.integer.qparams import (
     PRE_ACTIVATION,
     QParams,

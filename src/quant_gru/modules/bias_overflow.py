@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUWarning, caller_stacklevel
+from quant_gru.errors import QuantGRUWarning, caller_stacklevel
 from quant_gru.execution.layers import Weights
 from quant_gru.integer.plan import bias_limit, build_frozen
 from quant_gru.integer.qparams import QParams

@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError, ConfigError, QuantGRUWarning, caller_stacklevel
 from quant_gru.calibration.batches import gru_batches
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
 from quant_gru.config.choice import OneConfig, as_config
 from quant_gru.config.operators import suggest
+from quant_gru.errors import CalibrationError, ConfigError, QuantGRUWarning, caller_stacklevel
 from quant_gru.integer.weight_values import corrected_bias
 from quant_gru.kernels.dispatch import load
 from quant_gru.modules.adjust import Change

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError, QuantGRUError
 from quant_gru.autograd.straight_through import Differentiated, Given, run
+from quant_gru.errors import CalibrationError, QuantGRUError
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.noise import Noise
 from quant_gru.execution.plan_cache import PlanCache
 from quant_gru.execution.prepared_call import PreparedCall, prepare
-from quant_gru.export.onnx import recorded
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.interchange.onnx import recorded
 from quant_gru.modules.computed_weights import compute_weights
 from quant_gru.modules.exports import Exports
 from quant_gru.modules.float_zoneout import run_float

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import Proxy
 
-from quant_gru._errors import QuantGRUError
 from quant_gru.config.choice import OneConfig
+from quant_gru.errors import QuantGRUError
 from quant_gru.execution.sequence_layout import Sequence
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU

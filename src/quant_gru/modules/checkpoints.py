@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
+from quant_gru.errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.modules.interchange import Interchange
 from quant_gru.parameters import document as params
 

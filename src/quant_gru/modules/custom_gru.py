@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError
 from quant_gru.calibration.batches import to_device
 from quant_gru.config.choice import OneConfig, as_config
+from quant_gru.errors import CalibrationError
 from quant_gru.modules.checkpoints import STATE_KEY
 from quant_gru.modules.gru import QuantGRU
 

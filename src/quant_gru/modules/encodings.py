@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import (
+from quant_gru.config import WEIGHTS
+from quant_gru.config.files import name_of, read_json, write_files
+from quant_gru.config.operators import suggest
+from quant_gru.errors import (
     CalibrationError,
     ConfigError,
     ParameterError,
@@ -20,16 +23,13 @@ from quant_gru._errors import (
     QuantGRUWarning,
     caller_stacklevel,
 )
-from quant_gru.config import WEIGHTS
-from quant_gru.config.files import name_of, read_json, write_files
-from quant_gru.config.operators import suggest
-from quant_gru.export.aimet import scales, versions
-from quant_gru.export.aimet.entries import Entry
-from quant_gru.export.aimet.moved import read_tensors, with_moved
-from quant_gru.export.aimet.places import Place, onnx_places, torch_places
-from quant_gru.export.foreign import onnx_node
-from quant_gru.export.foreign.onnx_constants import Constants
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.interchange.aimet import scales, versions
+from quant_gru.interchange.aimet.entries import Entry
+from quant_gru.interchange.aimet.moved import read_tensors, with_moved
+from quant_gru.interchange.aimet.places import Place, onnx_places, torch_places
+from quant_gru.interchange.foreign import onnx_node
+from quant_gru.interchange.foreign.onnx_constants import Constants
 from quant_gru.modules.calibration_methods import CalibrationMethods
 from quant_gru.parameters import document as params
 

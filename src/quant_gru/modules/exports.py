@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import QuantGRUError
-from quant_gru.export.onnx import recorded
-from quant_gru.export.onnx.profiles import PROFILES
-from quant_gru.export.onnx.scripted import is_tracing, scripted
-from quant_gru.export.onnx.source import Source, Weights
+from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.interchange.onnx import recorded
+from quant_gru.interchange.onnx.profiles import PROFILES
+from quant_gru.interchange.onnx.scripted import is_tracing, scripted
+from quant_gru.interchange.onnx.source import Source, Weights
 from quant_gru.kernels.live_weights import settled
 from quant_gru.modules.checkpoints import Checkpoints
 from quant_gru.modules.computed_weights import compute_weights

@@ -11,20 +11,20 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import ParameterError, QuantGRUError
 from quant_gru.config.choice import described
+from quant_gru.errors import ParameterError, QuantGRUError
 from quant_gru.execution.frozen_plan import BUFFERS, FrozenPlans, check_integers, key_of
 from quant_gru.execution.integer_io import integer_forward, quantize_state, trace_codes
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.prepared_call import PreparedCall, prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
-from quant_gru.export import frozen_file
-from quant_gru.export.c import CSource, export_c
-from quant_gru.export.onnx import recorded
-from quant_gru.export.onnx.source import Source
 from quant_gru.integer.plan import GRUPlan, WeightPart
 from quant_gru.integer.quantizer import container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.interchange import frozen_file
+from quant_gru.interchange.c import CSource, export_c
+from quant_gru.interchange.onnx import recorded
+from quant_gru.interchange.onnx.source import Source
 from quant_gru.modules import encodings
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import ConfigError
 from quant_gru.config import QuantConfig
 from quant_gru.config.choice import OneConfig, as_config, described
+from quant_gru.errors import ConfigError
 from quant_gru.execution.integer_io import integer_forward, quantize_state, trace_codes
-from quant_gru.export.c import CSource
+from quant_gru.interchange.c import CSource
 from quant_gru.modules.call import Calls
 from quant_gru.modules.checkpoints import STATE_KEY
 from quant_gru.modules.computed_weights import compute_weights

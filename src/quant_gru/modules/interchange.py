@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quant_gru.config.choice import OneConfig
-from quant_gru.export.foreign import haste, keras, onnx_node
-from quant_gru.export.foreign.float_gru import FloatGRU
+from quant_gru.interchange.foreign import haste, keras, onnx_node
+from quant_gru.interchange.foreign.float_gru import FloatGRU
 from quant_gru.modules import encodings
 from quant_gru.modules.calibration_methods import CalibrationMethods
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import QuantGRUError
 from quant_gru.calibration.float_run import FloatWeights
+from quant_gru.errors import QuantGRUError
 from quant_gru.execution.layers import Weights
 from quant_gru.execution.sequence_layout import Sequence, normalize
 from quant_gru.modules.computed_weights import compute_weights

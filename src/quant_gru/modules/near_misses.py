@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quant_gru._errors import QuantGRUWarning, caller_stacklevel
+from quant_gru.errors import QuantGRUWarning, caller_stacklevel
 
 _SETTINGS = (
     "batch_first",

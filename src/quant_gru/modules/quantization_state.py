@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import (
+from quant_gru.autograd.learned_scales import follow
+from quant_gru.calibration.collector import Collector
+from quant_gru.calibration.float_run import FloatWeights
+from quant_gru.calibration.observers import METHODS, make_observer
+from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig
+from quant_gru.errors import (
     CalibrationError,
     ConfigError,
     ParameterError,
@@ -19,11 +24,6 @@ from quant_gru._errors import (
     caller_stacklevel,
     note_once,
 )
-from quant_gru.autograd.learned_scales import follow
-from quant_gru.calibration.collector import Collector
-from quant_gru.calibration.float_run import FloatWeights
-from quant_gru.calibration.observers import METHODS, make_observer
-from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig
 from quant_gru.execution.plan_cache import PlanCache
 from quant_gru.execution.sequence_layout import Sequence
 from quant_gru.integer.qparams import QParams

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.allocators import maker
-from quant_gru._errors import QuantGRUError
 from quant_gru.config import QuantConfig
 from quant_gru.config.choice import described
+from quant_gru.errors import QuantGRUError
 from quant_gru.execution.integer_io import checked_codes
 from quant_gru.execution.layers import run_codes
 from quant_gru.execution.sequence_layout import check_real

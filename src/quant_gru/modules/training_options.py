@@ -8,9 +8,9 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from quant_gru._errors import ConfigError, QuantGRUError
 from quant_gru.autograd.learned_scales import COUNT, logarithms
 from quant_gru.autograd.state_compression import CHOICES as STASH_BITS
+from quant_gru.errors import ConfigError, QuantGRUError
 from quant_gru.execution.noise import Noise, draw
 from quant_gru.execution.sequence_layout import Sequence
 from quant_gru.integer.qparams import QParams

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quant_gru._errors import QuantGRUError
 from quant_gru.config import ACTIVATIONS, QuantConfig
+from quant_gru.errors import QuantGRUError
 from quant_gru.integer.bias_correction import InputMean
 from quant_gru.integer.qparams import PRE_ACTIVATION, float32
 from quant_gru.integer.quantizer import Quantizer

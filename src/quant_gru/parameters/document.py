@@ -17,10 +17,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from quant_gru._errors import ConfigError, ParameterError, QuantGRUError
 from quant_gru.config import ACTIVATIONS, FIXED_RANGE, OPERATORS, QuantConfig
 from quant_gru.config.files import name_of, parse_json, read_json, write_text
 from quant_gru.config.operators import SIGMOIDS, suggest
+from quant_gru.errors import ConfigError, ParameterError, QuantGRUError
 from quant_gru.integer.qparams import (
     PRE_ACTIVATION,
     QParams,
@@ -29,7 +29,7 @@ from quant_gru.integer.qparams import (
 )
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, compact
-from quant_gru.parameters import public_project
+from quant_gru.parameters import quant_gru_pytorch
 from quant_gru.parameters.checks import (
     check_curve,
     check_fields,
@@ -93,7 +93,7 @@ def to_document(
 def from_document(data: Any, where: str) -> Parameters:
     """Check a document and rebuild the parameters.
 
-    Parameter files of the public project quant-gru-pytorch are read, too.
+    Parameter files of quant-gru-pytorch are read, too.
 
     Args:
         data: The parsed JSON.
@@ -102,8 +102,8 @@ def from_document(data: Any, where: str) -> Parameters:
     Raises:
         ParameterError: A part of the document is invalid; the message names it.
     """
-    if public_project.is_such(data):
-        return Parameters(*public_project.read(data, where))
+    if quant_gru_pytorch.is_such(data):
+        return Parameters(*quant_gru_pytorch.read(data, where))
     if isinstance(data, dict) and "GRU_config" in data:
         raise ParameterError(
             f"Expected a parameter file, got a bit-width configuration; use load_bitwidth_config "

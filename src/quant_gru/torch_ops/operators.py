@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUError
 from quant_gru.autograd.backward_pass import (
     Asked,
     Pass,
@@ -27,6 +26,7 @@ from quant_gru.autograd.backward_pass import (
     of_cells,
 )
 from quant_gru.autograd.straight_through import refuse
+from quant_gru.errors import QuantGRUError
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.noise import Noise
 from quant_gru.integer.backward import Kept

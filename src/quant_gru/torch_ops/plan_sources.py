@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernel_runtime.cuda.graph_capture import capturing
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.execution.frozen_plan import FrozenPlans
 from quant_gru.execution.layers import Weights
 from quant_gru.execution.plan_cache import PlanCache

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
 _count_modes = torch._C._len_torch_dispatch_stack

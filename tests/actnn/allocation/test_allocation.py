@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actnn._errors import ActNNError
 from actnn.allocation import allocate, calc_precision
+from actnn.errors import ActNNError
 
 POSITIVE = st.floats(1e-6, 1e6)
 

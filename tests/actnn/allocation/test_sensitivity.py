@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from actnn._errors import ActNNError
 from actnn.allocation import Sensitivities
+from actnn.errors import ActNNError
 
 
 def one_step(statistics, ranges, energies, elements=64):

@@ -8,8 +8,8 @@ import torch
 from host_machine import COMPILER
 from same_codes import check_flat, check_samples, random_tensor
 
-from actnn._errors import ActNNError
 from actnn.codec.cuda.executor import SOURCES, kernel_of, run, sums_of
+from actnn.errors import ActNNError
 from kernel_runtime.cuda import compiler
 from kernel_runtime.cuda.launch import Kernel
 

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actnn._errors import ActNNError
 from actnn.codec import Key, bytes_of, decode, encode, group_ranges, noise_state
 from actnn.codec.codes import DTYPES
 from actnn.codec.packing import pack, unpack
+from actnn.errors import ActNNError
 
 
 @settings(max_examples=60)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.planning import format_bytes, parse_bytes
 
 

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.planning.units import find_units
 
 

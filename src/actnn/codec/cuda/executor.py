@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from actnn._errors import ActNNError
 from actnn.codec.codes import DTYPES, UNBOUNDED, Bounds, reached
 from actnn.codec.noise import RUN
+from actnn.errors import ActNNError
 from kernel_runtime._native import TensorLaunch
 from kernel_runtime.cuda import driver
 from kernel_runtime.cuda.ctypes_structs import structure

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from kernel_runtime._native import TensorLaunch
 from kernel_runtime.cuda import driver
 from kernel_runtime.cuda.ctypes_structs import structure

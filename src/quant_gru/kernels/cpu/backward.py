@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.allocators import empty
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import executor

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.allocators import maker, parts
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.border import Packing, inward, outward
+from quant_gru.integer.call_form import Packing, inward, outward
 from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
 from quant_gru.integer.random import chance
 from quant_gru.kernels import _native

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.allocators import Maker, maker
-from quant_gru.integer.border import Packing
+from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import boundary, executor
 from quant_gru.kernels.cpu.backward import CHUNK_ITEMS, constants

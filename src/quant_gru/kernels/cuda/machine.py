@@ -9,7 +9,7 @@ import torch
 from kernel_runtime.cuda import driver, graph_capture
 from kernel_runtime.cuda.disk_cache import DiskCache
 from kernel_runtime.cuda.sources import Sources
-from quant_gru._errors import QuantGRUError, QuantGRUWarning
+from quant_gru.errors import QuantGRUError, QuantGRUWarning
 
 _CUDA = Path(__file__).parent
 _KERNELS = _CUDA.parent

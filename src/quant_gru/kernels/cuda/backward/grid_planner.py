@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 
 VARIABLE = "QUANT_GRU_CUDA_BACK_GRID"
 NONE = "none"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.streams import made_on
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda.forward.executor import numbers_of

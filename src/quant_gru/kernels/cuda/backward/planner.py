@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 
 VARIABLE = "QUANT_GRU_CUDA_BACK_SHAPE"
 _REGISTERS = 65536  # per multiprocessor

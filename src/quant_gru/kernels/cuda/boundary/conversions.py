@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
-from quant_gru.integer.border import FLOATS
+from quant_gru.integer.call_form import FLOATS
 
 RowsC = structure(
     "RowsC",

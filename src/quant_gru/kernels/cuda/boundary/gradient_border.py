@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.allocators import maker
-from quant_gru.integer.border import Packing
+from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cuda.boundary.conversions import Conversion, row_maker
 

@@ -9,7 +9,7 @@ import torch
 
 from kernel_runtime.cuda.launch import Machine, Prepared
 from kernel_runtime.cuda.workspace import Memory
-from quant_gru.integer.border import CallForm
+from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels.cuda.boundary.conversions import Conversion, convert
 from quant_gru.kernels.cuda.forward.inputs import RealInput
 from quant_gru.kernels.cuda.forward.native_call import Memories

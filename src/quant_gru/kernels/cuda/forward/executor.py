@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda.plan.structure import Form
 from quant_gru.kernels.cuda.plan.tensors import Numbers

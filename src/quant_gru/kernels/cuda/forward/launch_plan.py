@@ -17,7 +17,7 @@ from torch import Tensor
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.border import CallForm, Packing
+from quant_gru.integer.call_form import CallForm, Packing
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward.inputs import Gemm
 from quant_gru.kernels.cuda.forward.layer import Cell, Group

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
-from quant_gru.integer.border import CallForm
+from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels.cuda.forward.border import Border, Extent
 from quant_gru.kernels.cuda.forward.inputs import (
     ByteRows,

@@ -13,7 +13,7 @@ from kernel_runtime.allocators import Maker, maker, parts
 from kernel_runtime.cuda.launch import Machine, Prepared
 from kernel_runtime.cuda.streams import native_streams
 from kernel_runtime.cuda.workspace import Memory
-from quant_gru.integer.border import CallForm
+from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.boundary.conversions import row_maker
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Machine
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.border import FLOATS, CallForm, Packing
+from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward.executor import numbers_of

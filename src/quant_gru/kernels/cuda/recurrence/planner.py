@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kernel_runtime.cuda.launch import Grid, Kernel
-from quant_gru._errors import QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED, Form
 
 VARIABLE = "QUANT_GRU_CUDA_SHAPE"

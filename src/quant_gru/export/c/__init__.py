@@ -1,5 +1,0 @@
-"""C99 source of a quantized GRU, for microcontrollers and anything else with a C compiler."""
-
-from quant_gru.export.c.export import CSource, export_c
-
-__all__ = ["CSource", "export_c"]

@@ -1,0 +1,382 @@
+"""The C source of one layer and direction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.tables import Table
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.interchange.c.numbers import (
+    Rows,
+    Sum,
+    entries_of,
+    paired,
+    rows_of,
+    sum_of,
+    sums_of,
+    tiled,
+    tiled_biases,
+)
+from quant_gru.interchange.c.short_tables import short_table
+from quant_gru.interchange.c.text import SIZES, array, fill, struct, type_of
+
+# loop -> types of weights, biases and the operand
+_LOOPS = {
+    "8": ("qg_weights8", "int32_t", "int16_t"),
+    "16": ("int16_t", "int64_t", "int16_t"),
+    "32": ("int32_t", "int64_t", "int32_t"),
+    "wide": ("int32_t", "int64_t", "int64_t"),
+}
+_TABLES = {"z": ("gate.z_pre", "gate.z_out"), "r": ("gate.r_pre", "gate.r_out")}
+_TABLES["g"] = ("gate.g_pre", "gate.g_out")
+_SUMS = {
+    "gate.z_pre": "z_pre",
+    "gate.r_pre": "r_pre",
+    "gate.g_pre": "g_pre",
+    "op.rRh": "rRh",
+    "op.old_contrib": "old",
+    "op.new_contrib": "new",
+    "output.h": "h",
+    "zoneout": "kept",
+}
+
+
+class Data:
+    """Constant arrays and structures as C text, and the bytes of the arrays by kind."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.bytes = {"weights": 0, "tables": 0}
+
+    def array(self, kind: str, ctype: str, name: str, values: list[int]) -> str:
+        """Add an array and return its name."""
+        self.text.append(array(ctype, name, values))
+        self.bytes[kind] += SIZES[ctype] * len(values)
+        return name
+
+    def array_text(self, kind: str, ctype: str, name: str, values: list[int]) -> str:
+        """Count an array and return its text."""
+        self.bytes[kind] += SIZES[ctype] * len(values)
+        return array(ctype, name, values)
+
+    def struct(self, ctype: str, name: str, **fields: int | str) -> None:
+        """Add a structure."""
+        self.text.append(struct(ctype, name, **fields))
+
+
+@dataclass(frozen=True)
+class CellSource:
+    """A cell as C source.
+
+    Attributes:
+        prefix: Start of all its names.
+        text: Its constants and functions.
+        operands: Field of the operand union -> its type and elements.
+        bytes: 'weights' and 'tables' -> bytes.
+        planes: Elements of the largest operand beside 8-bit weights, 0 without such weights.
+    """
+
+    prefix: str
+    text: str
+    operands: dict[str, tuple[str, int]]
+    bytes: dict[str, int]
+    planes: int
+
+
+def is_wide(cell: CellPlan) -> bool:
+    """Return whether a code without its zero point may exceed 32 bits."""
+    q = cell.frozen.quantizers.values()
+    largest = max(abs(cell.frozen.one), cell.frozen.one_minus_z)
+    return max(each.bits for each in q) > 30 or largest >= 1 << 30
+
+
+def cell_source(
+    cell: CellPlan,
+    layer: int,
+    direction: int,
+    below: list[tuple[WeightedSum, Quantizer]],
+    **names: str,
+) -> CellSource:
+    """Return the source of a cell.
+
+    Args:
+        cell: Its plan.
+        layer: Which layer.
+        direction: Which direction.
+        below: The sums that convert the codes of each direction of the layer below, and the
+            quantizers of these codes; empty in the first layer.
+        names: `name` of the model, `input_type` and `code_type`.
+    """
+    # the name of the model, because a source may be included beside that of another one
+    p = f"{names['name']}_l{layer}{'_reverse' if direction else ''}"
+    data, w = Data(), cell.weights
+    q, H, C = cell.frozen.quantizers, cell.hidden_size, cell.input_size
+    zero = {operator: each.zero_point for operator, each in q.items()}
+    Wx = rows_of(w.W, w.Bw, cell.shift_Bw, w.Wx, cell.x, w.bits_W)
+    Rh = rows_of(w.R, w.Br, cell.shift_Br, w.Rh, cell.h, w.bits_R)
+    _add_rows(data, Wx, f"{p}_W", f"{p}_Wx")
+    _add_rows(data, Rh, f"{p}_R", f"{p}_Rh")
+    sums = sums_of(cell)
+    for operator, each in sums.items():
+        _add_sum(data, each, f"{p}_{_SUMS[operator]}")
+    for gate, (pre, out) in _TABLES.items():
+        _add_table(data, cell.frozen.tables[out], q[pre], f"{p}_{gate}")
+    fields = {_field(Wx): C, _field(Rh): H}
+    if _field(Wx) == _field(Rh):
+        fields = {_field(Wx): max(C, H)}
+    planes = max((size for size, rows in ((C, Wx), (H, Rh)) if rows.loop == "8"), default=0)
+    helium = _vectors(p, cell, sums, names["code_type"], data)
+    result = f"qg_apply(&{p}_kept, h[i], 1, now, 1)" if "zoneout" in sums else "now"
+    text = fill(
+        "cell.c.in",
+        layer=layer,
+        direction=("forward", "reverse")[direction],
+        p=p,
+        input_size=C,
+        hidden_size=H,
+        operand_type=_LOOPS[Wx.loop][2],
+        operand_field=_field(Wx),
+        operand_type_R=_LOOPS[Rh.loop][2],
+        operand_field_R=_field(Rh),
+        fill_states=_fill_states(Rh, H, names["code_type"]),
+        fill_input=_fill_input(data, p, Wx, below, H, names["input_type"]),
+        loop_W=Wx.loop,
+        loop_R=Rh.loop,
+        planes_W="QG_PLANES(state), " if Wx.loop == "8" else "",
+        planes_R="QG_PLANES(state), " if Rh.loop == "8" else "",
+        zero_h=_constant(zero["output.h"]),
+        zero_Rh=_constant(zero["matmul.Rh"]),
+        **_products(p, sums, cell.frozen.one),
+        result=result,
+        vectors=helium,
+        constants="\n".join(data.text),  # last: the calls above add to them
+        **names,
+    )
+    operands = {field: (_TYPE_OF[field], size) for field, size in fields.items()}
+    return CellSource(p, text, operands, data.bytes, planes)
+
+
+_TYPE_OF = {"w16": "int16_t", "w32": "int32_t", "w64": "int64_t"}
+
+
+def _vectors(p: str, cell: CellPlan, sums: dict[str, Sum], code_type: str, data: Data) -> str:
+    """Return the gates of four units at once for Helium; '' where they need more than 32 bits."""
+    products = {"op.rRh", "op.old_contrib", "op.new_contrib"}
+    narrow = all(s.bits == 32 or (n in products and s.bits == 33) for n, s in sums.items())
+    loads = {"int8_t": "vldrbq_s32", "int16_t": "vldrhq_s32", "int32_t": "vldrwq_s32"}
+    tables = [f"{p}_{gate}_x4" for gate in _TABLES]
+    ready = all(any(name in text for text in data.text) for name in tables)
+    fits = narrow and ready and code_type in loads and not is_wide(cell)
+    count = cell.hidden_size // 4 * 4 if fits else 0
+    data.text.append(
+        f"#if defined(QG_HELIUM)\n#define {p}_VECTORS {count}\n#else\n#define {p}_VECTORS 0\n"
+        "#endif\n"
+    )
+    if not count:
+        return ""
+    q = cell.frozen.quantizers
+    terms = {
+        name: f"qg_product_x4(&{p}_{name}, {a}, {b})"
+        if operator in sums
+        else f"vmulq_s32({a}, {b})"
+        for name, operator, a, b in (
+            ("rRh", "op.rRh", "r", "Rh_g"),
+            ("old", "op.old_contrib", "z", "before"),
+            ("new", "op.new_contrib", "rest", "g"),
+        )
+    }
+    kept = f"qg_apply_x4(&{p}_kept, h_code, now)" if "zoneout" in sums else "now"
+    return fill(
+        "vectors.c.in",
+        p=p,
+        hidden_size=cell.hidden_size,
+        load_h=loads[code_type],
+        store_h=loads[code_type].replace("ld", "st"),
+        zero_h=q["output.h"].zero_point,
+        zero_Rh=q["matmul.Rh"].zero_point,
+        one=cell.frozen.one,
+        result=kept,
+        **terms,
+    )
+
+
+def _field(rows: Rows) -> str:
+    return {"int16_t": "w16", "int32_t": "w32", "int64_t": "w64"}[_LOOPS[rows.loop][2]]
+
+
+def _constant(value: int) -> str:
+    """Return a constant in the type of values; negative ones in parentheses."""
+    return f"(qg_value)({value}{'LL' if abs(value) >= 1 << 31 else ''})"
+
+
+def _products(p: str, sums: dict[str, Sum], one: int) -> dict[str, str]:
+    """Return the line of each product that has its own code, and the terms that follow."""
+    found: dict[str, str] = {}
+    for name, operator, factors in (
+        ("rRh", "op.rRh", "r, Rh_g"),
+        ("old", "op.old_contrib", "z, before"),
+        ("new", "op.new_contrib", f"{_constant(one)} - z, g"),
+    ):
+        own, variable = operator in sums, {"new": "fresh"}.get(name, name)
+        line = f"        const qg_value {variable} = qg_apply(&{p}_{name}, {factors}, 0, 0);\n"
+        found[name] = line if own else ""
+        found[f"{name}_term"] = f"{variable}, 1" if own else factors
+    return found
+
+
+def _fill_input(
+    data: Data,
+    p: str,
+    Wx: Rows,
+    below: list[tuple[WeightedSum, Quantizer]],
+    H: int,
+    input_type: str,
+) -> str:
+    """Return the loops that write the operand of the input product."""
+    ctype, offset = _LOOPS[Wx.loop][2], _constant(Wx.offset)
+    if not below and ctype == input_type and not Wx.offset:
+        return f"    QG_COPY(operand, x, sizeof *x * {Wx.weights.shape[1]});"
+    if not below:
+        return (
+            f"    for (i = 0; i < {Wx.weights.shape[1]}; ++i) "
+            f"operand[i] = ({ctype})((qg_value)x[i] - {offset});"
+        )
+    lines = []
+    for direction, (weighted_sum, h) in enumerate(below):
+        name, at = f"{p}_from_{('forward', 'reverse')[direction]}", direction * H
+        _add_sum(data, sum_of(weighted_sum, [h.max_abs], [h.zero_point]), name)
+        value = f"qg_apply(&{name}, (qg_value)x[{at} + i], 1, 0, 0) - {offset}"
+        lines.append(
+            f"    for (i = 0; i < {H}; ++i)\n        operand[{at} + i] = ({ctype})({value});"
+        )
+    return "\n".join(lines)
+
+
+def _fill_states(Rh: Rows, H: int, code_type: str) -> str:
+    """Return the loop that writes the operand of the recurrent product."""
+    ctype = _LOOPS[Rh.loop][2]
+    if ctype == code_type and not Rh.offset:
+        return f"QG_COPY(states, h, sizeof *h * {H});"
+    value = f"({ctype})((qg_value)h[i] - {_constant(Rh.offset)})"
+    return f"for (i = 0; i < {H}; ++i) states[i] = {value};"
+
+
+def _add_sum(data: Data, s: Sum, name: str) -> None:
+    data.struct("qg_sum", name, **asdict(s))
+
+
+def _add_rows(data: Data, rows: Rows, weights: str, name: str) -> None:
+    weight_type, bias_type, _ = _LOOPS[rows.loop]
+    if rows.loop == "8":
+        _add_bytes(data, rows, weights, name)
+    else:
+        data.array("weights", weight_type, weights, rows.weights.flatten().tolist())
+        data.array("weights", bias_type, f"{name}_bias", rows.bias)
+    same = rows.bits < 128 and len(set(rows.Ms)) == 1
+    Ms = "NULL" if same else data.array("weights", "int32_t", f"{name}_M", rows.Ms)
+    ks = "NULL"
+    if rows.bits > 64:
+        ks = data.array("weights", "int16_t", f"{name}_k", rows.ks)
+    data.struct(
+        "qg_rows",
+        name,
+        bits=rows.bits,
+        k=rows.k,
+        M=rows.Ms[0] if same else 0,
+        bias_shift=rows.bias_shift,
+        Ms=Ms,
+        ks=ks,
+        zero=rows.zero,
+        lo=rows.lo,
+        hi=rows.hi,
+        bytes=rows.bytes,
+        pairs=rows.pairs,
+    )
+
+
+def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
+    """Add 8-bit weights in the layout of each kind of processor, and biases."""
+    data.text.append(
+        f"#if defined(QG_DUAL)\n{array('uint32_t', weights, paired(rows.weights))}"
+        "#elif defined(QG_HELIUM)\n"
+        f"{array('int8_t', weights, tiled(rows.weights))}"
+        "#else\n"
+        f"{data.array_text('weights', 'int8_t', weights, rows.weights.flatten().tolist())}#endif\n"
+    )
+    name = f"{name}_bias"
+    biases = data.array_text("weights", "int32_t", name, rows.bias)
+    helium = array("int32_t", name, tiled_biases(rows))
+    data.text.append(f"#if defined(QG_HELIUM)\n{helium}#else\n{biases}#endif\n")
+
+
+_INDEX = "vreinterpretq_u32_s32({index})"
+_GATHERS = {
+    "int8_t": "vldrbq_gather_offset_s32({entries}, " + _INDEX + ")",
+    "uint8_t": "vreinterpretq_s32_u32(vldrbq_gather_offset_u32({entries}, " + _INDEX + "))",
+    "int16_t": "vldrhq_gather_shifted_offset_s32({entries}, " + _INDEX + ")",
+    "uint16_t": "vreinterpretq_s32_u32(vldrhq_gather_shifted_offset_u32({entries}, "
+    + _INDEX
+    + "))",
+}
+
+
+def _add_x4(data: Data, name: str, body: str) -> None:
+    """Add the function of a table for four codes."""
+    data.text.append(
+        "#if defined(QG_HELIUM)\n"
+        f"QG_INLINE int32x4_t {name}_x4(int32x4_t code) {{\n    return {body};\n}}\n#endif\n"
+    )
+
+
+def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:
+    """Add a table and its function `name`, from codes to codes without zero point."""
+    entries = entries_of(table, pre)
+    if entries is not None:
+        first, values = entries
+        ctype = type_of(min(values), max(values))
+        data.array("tables", ctype, f"{name}_entries", values)
+        last = first + len(values) - 1
+        code = "code"
+        if first > pre.lo or last < pre.hi:
+            code = f"qg_clamp32((int32_t)code, {first}, {last})"
+        body = f"(qg_value){name}_entries[{code} - ({first})]"
+        if code == "code" and ctype in _GATHERS:
+            gather = _GATHERS[ctype].format(
+                entries=f"{name}_entries", index=f"vsubq_n_s32(code, {first})"
+            )
+            _add_x4(data, name, gather)
+    elif (short := short_table(table, pre)) is not None:
+        rows = data.array("tables", "int32_t", f"{name}_coefficients", short.coefficients)
+        fields = {key: value for key, value in vars(short).items() if key != "coefficients"}
+        data.struct("qg_short_table", f"{name}_table", **fields, coefficients=rows)
+        body = f"qg_look_up_short(&{name}_table, code)"
+        _add_x4(data, name, f"qg_look_up_short_x4(&{name}_table, code)")
+    else:
+        bounds, coefficients = table.bounds.tolist(), table.coefficients
+        uniform = table.segment_shift is not None
+        starts = "NULL"
+        if not uniform:
+            starts = data.array(
+                "tables", "uint32_t", f"{name}_bounds", [b - bounds[0] for b in bounds]
+            )
+        rows = data.array(
+            "tables", "int64_t", f"{name}_coefficients", coefficients.flatten().tolist()
+        )
+        data.struct(
+            "qg_table",
+            f"{name}_table",
+            first=bounds[0],
+            last=table.last,
+            segments=len(bounds),
+            degree=coefficients.shape[1] - 1,
+            shift=table.shift,
+            segment_shift=-1 if table.segment_shift is None else table.segment_shift,
+            lo=table.lo - table.zero_point,
+            hi=table.hi - table.zero_point,
+            bounds=starts,
+            coefficients=rows,
+        )
+        body = f"qg_look_up(&{name}_table, code)"
+    data.text.append(f"QG_INLINE qg_value {name}(qg_value code) {{\n    return {body};\n}}\n")

@@ -1,0 +1,259 @@
+"""Construction of ONNX graphs: nodes, shared constants, and bodies of Scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant_gru.errors import QuantGRUError
+
+Value: TypeAlias = Any
+"""A value of onnx_ir, which is an optional package."""
+Body: TypeAlias = "Callable[[Builder, Sequence[Value], Sequence[Value]], tuple[Values, Values]]"
+Values: TypeAlias = "list[Value]"
+Typed: TypeAlias = "tuple[Value, str, int]"
+"""A value of a Scan, its ONNX type, and the size of its last axis."""
+
+OPSET = 21  # the first opset with 16-bit QuantizeLinear and DequantizeLinear
+OPSETS = range(17, OPSET + 1)
+MICROSOFT = "com.microsoft"
+Constants: TypeAlias = "dict[tuple[str, tuple[int, ...], bytes], Value]"
+"""Type, shape and bytes of a constant -> its value, in one graph."""
+
+
+def onnx_ir() -> Any:
+    """Return the module onnx_ir.
+
+    Raises:
+        QuantGRUError: It is not installed.
+    """
+    try:
+        import onnx_ir as ir
+        import onnx_ir.passes.common
+        import onnx_ir.tape
+    except ImportError as error:
+        raise QuantGRUError(
+            f"Expected the packages of ONNX export, got an ImportError ({error}); install them "
+            'with pip install "quant-gru[onnx]"'
+        ) from error
+    return ir
+
+
+class Builder:
+    """Records the nodes of one graph.
+
+    Args:
+        prefix: Of the names of all values, which are unique in a model, bodies included.
+        opset: Version of the operators of ONNX.
+        outer: The builder of the graph around a body.
+        constants: Of the graph, if other builders add nodes to it, too.
+    """
+
+    def __init__(
+        self,
+        prefix: str = "gru",
+        opset: int = OPSET,
+        outer: Builder | None = None,
+        constants: Constants | None = None,
+    ) -> None:
+        self._ir = onnx_ir()
+        self._tape = self._ir.tape.Tape()
+        self._prefix, self._outer = prefix, outer
+        self._values = self._bodies = 0
+        self._constants: Constants = {} if constants is None else constants
+        self.opset = opset
+
+    @property
+    def nodes(self) -> Sequence[Any]:
+        """All nodes, in an order in which they can run."""
+        found: Sequence[Any] = self._tape.nodes
+        return found
+
+    @property
+    def opset_imports(self) -> dict[str, int]:
+        """Domain -> version of the operators that a graph may have."""
+        return {"": self.opset} if self.opset >= OPSET else {"": self.opset, MICROSOFT: 1}
+
+    @property
+    def outermost(self) -> Builder:
+        """The builder of the graph around all bodies."""
+        return self if self._outer is None else self._outer.outermost
+
+    def domain_of(self, dtype: str) -> str:
+        """Return the domain of QuantizeLinear and DequantizeLinear for codes of an ONNX type.
+
+        Before opset 21 ONNX's own have no 16-bit codes, and ONNX Runtime's are taken.
+        """
+        return MICROSOFT if "16" in dtype and self.opset < OPSET else ""
+
+    def op(self, kind: str, *inputs: Value | None, domain: str = "", **attributes: Any) -> Value:
+        """Add a node and return its only output."""
+        found: Value = self._tape.op(kind, inputs, attributes=attributes, domain=domain)
+        self._name([found])
+        return found
+
+    def ops(
+        self, kind: str, count: int, *inputs: Value | None, **attributes: Any
+    ) -> Sequence[Value]:
+        """Add a node and return its `count` outputs."""
+        if kind == "Split" and self.opset < 18:
+            attributes.pop("num_outputs", None)
+        found: Sequence[Value] = self._tape.op_multi_out(
+            kind, inputs, attributes=attributes, num_outputs=count
+        )
+        self._name(found)
+        return found
+
+    def _name(self, values: Sequence[Value]) -> None:
+        for value in values:
+            value.name = f"{self._prefix}_{self._values}"
+            self._values += 1
+
+    def constant(self, value: Any, dtype: Any) -> Value:
+        """Return a constant; equal constants are one. Bodies share those of the outer graph."""
+        if self._outer is not None:
+            return self._outer.constant(value, dtype)
+        array: NDArray[Any] = np.ascontiguousarray(np.asarray(value, dtype=dtype))
+        array = array.reshape(np.shape(value))
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self.op("Constant", value=self._ir.tensor(array))
+        return self._constants[key]
+
+    def float32(self, value: Any) -> Value:
+        """Return a float32 constant."""
+        return self.constant(value, np.float32)
+
+    def float64(self, value: Any) -> Value:
+        """Return a float64 constant."""
+        return self.constant(value, np.float64)
+
+    def int64(self, value: Any) -> Value:
+        """Return an int64 constant."""
+        return self.constant(value, np.int64)
+
+    def cast(self, value: Value, dtype: str) -> Value:
+        """Return `value` in the ONNX type `dtype`, such as 'DOUBLE'."""
+        return self.op("Cast", value, to=int(self._ir.DataType[dtype]))
+
+    def size(self, value: Value, axis: int) -> Value:
+        """Return the size of one axis, int64 (1,); a constant if it is known."""
+        known = static_size(value, axis)
+        if known is not None:
+            return self.int64([known])
+        return self.op("Shape", value, start=axis, end=axis + 1)
+
+    def sizes(self, *parts: Value | int) -> Value:
+        """Return a shape made of sizes (1,) and numbers, int64."""
+        listed = [self.int64([part]) if isinstance(part, int) else part for part in parts]
+        return self.op("Concat", *listed, axis=0)
+
+    def scan(
+        self,
+        body: Callable[
+            [Builder, Sequence[Value], Sequence[Value]], tuple[list[Value], list[Value]]
+        ],
+        states: Sequence[Typed],
+        inputs: Sequence[Typed],
+        collects: Sequence[tuple[str, int]],
+        reverse: bool,
+        rows: int | None = None,
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
+        """Add a Scan over axis 0.
+
+        Args:
+            body: Given a builder, states and one step of each input, returns new states and what
+                is collected of each step.
+            states: States (N, features) before the first step.
+            inputs: Values (T, N, features).
+            collects: ONNX type and features of what is collected.
+            reverse: Whether to run from the last step to the first.
+            rows: N, if it is known.
+
+        Returns:
+            States after the last step, and what was collected, (T, ..), indexed by input step.
+        """
+        ir, inner = self._ir, Builder(f"{self._prefix}_step{self._bodies}", self.opset, self)
+        self._bodies += 1
+        given = [ir.Value() for _ in (*states, *inputs)]
+        inner._name(given)
+        after, collected = body(inner, given[: len(states)], given[len(states) :])
+        # ONNX Runtime 1.23 does not infer the shapes of every body
+        kinds = [(dtype, features) for _, dtype, features in (*states, *inputs, *states)]
+        for value, (dtype, features) in zip(
+            (*given, *after, *collected), (*kinds, *collects), strict=True
+        ):
+            value.dtype, value.shape = ir.DataType[dtype], ir.Shape([rows, features])
+        graph = ir.Graph(given, [*after, *collected], nodes=inner.nodes, name="step")
+        attributes: dict[str, Any] = {"body": graph, "num_scan_inputs": len(inputs)}
+        if reverse:
+            attributes["scan_input_directions"] = [1] * len(inputs)
+            attributes["scan_output_directions"] = [1] * len(collected)
+        found = self.ops(
+            "Scan",
+            len(after) + len(collected),
+            *(value for value, _, _ in (*states, *inputs)),
+            **attributes,
+        )
+        return found[: len(after)], found[len(after) :]
+
+
+def static_size(value: Value, axis: int) -> int | None:
+    """Return the size of one axis of a value, None if it is dynamic or unknown."""
+    size = None if value.shape is None else value.shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def ir_version(opset: int) -> int:
+    """Return the version of the file format that came with an opset."""
+    return 8 if opset < 19 else 9 if opset < 21 else 10
+
+
+def model_of(
+    builder: Builder,
+    inputs: Sequence[Value],
+    outputs: Mapping[str, tuple[Value, str, Sequence[int | str]]],
+) -> Any:
+    """Return an onnx_ir model.
+
+    Args:
+        builder: The nodes.
+        inputs: Inputs of the graph.
+        outputs: Name -> value, ONNX type and shape.
+    """
+    ir = onnx_ir()
+    for name, (value, dtype, shape) in outputs.items():
+        value.name, value.dtype, value.shape = name, ir.DataType[dtype], ir.Shape(shape)
+    graph = ir.Graph(
+        inputs,
+        [value for value, _, _ in outputs.values()],
+        nodes=builder.nodes,
+        opset_imports=builder.opset_imports,
+        name="gru",
+    )
+    model = ir.Model(graph, ir_version=ir_version(builder.opset), producer_name="quant-gru")
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    ir.passes.common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    return model
+
+
+def infer_shapes(model: Any) -> None:
+    """Write the shapes of all values that ONNX can infer into an onnx_ir model."""
+    onnx_ir().passes.common.ShapeInferencePass()(model)
+
+
+def proto_of(model: Any) -> Any:
+    """Return an onnx_ir model as protobuf, with notes of shapes that depend on an input alone."""
+    proto = onnx_ir().to_proto(model)
+    graph = proto.graph
+    fixed = {tensor.name for tensor in graph.initializer} - {each.name for each in graph.input}
+    for node in graph.node:
+        if fixed.issuperset(node.input) and not any(each.HasField("g") for each in node.attribute):
+            fixed.update(node.output)
+    noted = [value for value in graph.value_info if value.name not in fixed]
+    del graph.value_info[:]
+    graph.value_info.extend(noted)
+    return proto

@@ -1,0 +1,382 @@
+"""The integer profile: one layer and direction, equal to the plan code for code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.interchange.onnx.boundary import code_of, moved, quantized, quantized_beside, real
+from quant_gru.interchange.onnx.builder import Builder, Value
+from quant_gru.interchange.onnx.exact import (
+    LIMITS,
+    Rule,
+    Term,
+    beside,
+    number,
+    rule_of,
+    scaled,
+    weighted_sum,
+)
+from quant_gru.interchange.onnx.listed import Sums, of_sums
+from quant_gru.interchange.onnx.lookups import is_listed, joins, limits, look_up
+from quant_gru.interchange.onnx.products import Product
+
+CONTAINERS = {"torch.int8": "INT8", "torch.uint8": "UINT8", "torch.int16": "INT16"}
+CONTAINERS |= {"torch.int32": "INT32", "torch.int64": "INT64"}
+_JOINT = 1 << 15  # entries, zeros among them, up to which one product is faster than two
+
+
+class IntegerCell:
+    """One layer and direction. Values are codes less their zero point, in one float type.
+
+    Args:
+        plan: The plan of this layer and direction.
+
+    Attributes:
+        state_type: ONNX type of all values, the state between steps among them.
+        code_type: ONNX type of the state's codes.
+        collected_type: ONNX type of what a Scan collects.
+    """
+
+    def __init__(self, plan: CellPlan) -> None:
+        self.plan = plan
+        self.code_type = CONTAINERS[str(plan.h.container)]
+        self.collected_type = "INT32" if plan.h.max_abs < 1 << 31 else "INT64"
+        w = plan.weights
+        self._input = Product.of("matmul.Wx", w.W, w.Bw, plan.shift_Bw, plan.x, w.Wx)
+        self._recurrent = Product.of("matmul.Rh", w.R, w.Br, plan.shift_Br, plan.h, w.Rh)
+        self._rules = _rules_of(plan)
+        self._bounds = _bounds_of(plan)
+        sums = all(rule.fits(self._bounds[name], "FLOAT") for name, rule in self._rules.items())
+        products = self._input.fits("FLOAT") and self._recurrent.fits("FLOAT")
+        tables = all(is_listed(table) for table in plan.frozen.tables.values())
+        self.state_type = "FLOAT" if sums and products and tables else "DOUBLE"
+        self._sums = self._sums_of_gates()
+        self._rules |= {f"gate.{gate}_pre": sums.rule for gate, sums in self._sums.items()}
+        self._units = self._units_of_gates()
+
+    def _sums_of_gates(self) -> dict[str, Sums]:
+        """Return what tables give for sums that are not rounded: of both gates, or of neither."""
+        found, frozen = {}, self.plan.frozen
+        for gate in "zrg":
+            name, pre = f"gate.{gate}_out", f"gate.{gate}_pre"
+            rule, bounds = self._rules[pre], self._bounds[pre]
+            if rule.fits(bounds, self.state_type):
+                found[gate] = of_sums(frozen.tables[name], frozen.quantizers[pre], rule, bounds)
+        both = found.get("z") is not None and found.get("r") is not None
+        return {
+            gate: sums for gate, sums in found.items() if sums is not None and (gate == "g" or both)
+        }
+
+    def _units_of_gates(self) -> dict[str, float]:
+        """Return what gates are multiples of: multipliers of their products are in the tables."""
+        units = dict.fromkeys("zrg", 1.0)
+        dense = {gate: is_listed(self.plan.frozen.tables[f"gate.{gate}_out"]) for gate in units}
+
+        def factor(product: str, total: str, index: int) -> float | None:
+            """Return the multiplier of a product; None if 64-bit integers compute it."""
+            name, at = (product, 0) if product in self._rules else (total, index)
+            rule = self._rules[name]
+            fits = rule.fits(self._bounds[name], self.state_type)
+            return float(rule.factor(at)) if fits else None
+
+        of_r = factor("op.rRh", "gate.g_pre", 1)
+        if dense["r"] and of_r is not None:
+            units["r"] = of_r
+        old, new = (factor(f"op.{n}_contrib", "output.h", i) for i, n in enumerate(("old", "new")))
+        # z is in both products, so that its unit must divide them
+        if dense["z"] and dense["g"] and old and new and math.frexp(old)[0] == 0.5:
+            units["z"], units["g"] = old, new / old
+        return units
+
+    def read(self, b: Builder, x: Value) -> Value:
+        """Quantize the real input of the first layer, float32 (T, N, C)."""
+        border = self.plan.border
+        codes = quantized(b, x, border, self.state_type)
+        moved = border.zero_point - self.plan.x.zero_point
+        dtype = np.float32 if self.state_type == "FLOAT" else np.float64
+        return b.op("Add", codes, b.constant(moved, dtype)) if moved else codes
+
+    def join(
+        self,
+        b: Builder,
+        sums: Sequence[WeightedSum],
+        below: Sequence[Quantizer],
+        halves: Sequence[Value],
+    ) -> Value:
+        """Return input codes from what the directions of the layer below collected.
+
+        Args:
+            b: The builder.
+            sums: The sum for each direction below.
+            below: The quantizer of output.h of each direction below.
+            halves: What each direction below collected (T, N, H).
+        """
+        dtype = self.state_type
+        parts = [
+            weighted_sum(
+                b, "input.x", rule_of(total), [Term((b.cast(half, dtype),), h.max_abs)], dtype
+            )
+            for total, h, half in zip(sums, below, halves, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else b.op("Concat", *parts, axis=-1)
+
+    def project(self, b: Builder, x: Value) -> list[tuple[Value, str, int]]:
+        """Return what a step reads of the input, for all steps at once: gates and candidate."""
+        H, dtype = self.plan.hidden_size, self.state_type
+        gates, candidate = self._halves(b, self._input(b, x, dtype))
+        return [(gates, dtype, 2 * H), (candidate, dtype, H)]
+
+    def _halves(self, b: Builder, v: Value) -> Sequence[Value]:
+        """Return update and reset gate side by side, and the candidate, of a product."""
+        H = self.plan.hidden_size
+        return b.ops("Split", 2, v, b.int64([2 * H, H]), axis=-1)
+
+    def start(self, b: Builder, h0: Value) -> Value:
+        """Quantize the real initial state, float32 (N, H)."""
+        return quantized(b, h0, self.plan.h, self.state_type)
+
+    def once(self, b: Builder, x: Value, v: Value | None, h0: Value) -> tuple[Value, Value]:
+        """Return the states (N, H) before and after the one step of a sequence.
+
+        Args:
+            b: The builder.
+            x: The real input of the first layer, float32 (1, N, C).
+            v: The input of another layer, of `join`.
+            h0: The real state, float32 (1, N, H).
+        """
+        axis, dtype, C, H = (
+            b.int64([0]),
+            self.state_type,
+            self.plan.input_size,
+            self.plan.hidden_size,
+        )
+        if v is not None:
+            return self.after(b, b.op("Squeeze", v, axis), self.start(b, b.op("Squeeze", h0, axis)))
+        if self.plan.border != self.plan.x:
+            codes = self.read(b, b.op("Squeeze", x, axis))
+            return self.after(b, codes, self.start(b, b.op("Squeeze", h0, axis)))
+        both = b.op("Squeeze", b.op("Concat", x, h0, axis=-1), axis)
+        both = quantized_beside(b, both, [self.plan.x, self.plan.h], [C, H], dtype)
+        v, h = b.ops("Split", 2, both, b.int64([C, H]), axis=-1)
+        return self.after(b, v, h, both)
+
+    def after(
+        self, b: Builder, v: Value, h: Value, both: Value | None = None
+    ) -> tuple[Value, Value]:
+        """Return a state (N, H) and the one after a step with input codes (N, C).
+
+        Args:
+            b: The builder.
+            v: Input codes less their zero point.
+            h: The state.
+            both: Both side by side, if they are known so.
+        """
+        H, dtype = self.plan.hidden_size, self.state_type
+        kept = Product.identity(self.plan.h, H, self._input.rule)
+        # the state is in front of the candidate's product: one operator multiplies both with gates
+        recurrent = Product.stacked([self._recurrent, kept])
+        recurrent = recurrent.rows(np.r_[0 : 2 * H, 3 * H : 4 * H, 2 * H : 3 * H])
+        product = Product.beside([self._input, recurrent])
+        if product.size > _JOINT:
+            return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
+        # starting an operator costs more than the zeros between small matrices
+        both = b.op("Concat", v, h, axis=-1) if both is None else both
+        found, units = product(b, both, dtype), self._units_of_sums()
+        sizes = [2 * H, H, 2 * H, 2 * H]
+        factor = np.concatenate(
+            [np.broadcast_to(unit, size) for unit, size in zip(units, sizes, strict=True)]
+        )
+        *parts, sides = b.ops("Split", 4, scaled(b, found, factor, dtype), b.int64(sizes), axis=-1)
+        terms = [
+            Term((part,), self._bounds["gate.z_pre"][i // 2], unit)
+            for i, (part, unit) in enumerate(zip(parts, units, strict=False))
+        ]
+        return h, self._step(b, terms[:2], terms[2], sides)
+
+    def _units_of_sums(self) -> list[NDArray[np.float64]]:
+        """Return the multipliers of both products' gates and candidates, 1 where 64 bits add."""
+        H, one = self.plan.hidden_size, np.array(1.0)
+        gates = beside([self._rules[f"gate.{gate}_pre"] for gate in "zr"], [H, H])
+        candidate = self._rules["gate.g_pre"]
+        z = gates.fits(self._bounds["gate.z_pre"], self.state_type)
+        g = candidate.fits(self._bounds["gate.g_pre"], self.state_type)
+        return [
+            gates.factor(0) if z else one,
+            candidate.factor(0) if g else one,
+            gates.factor(1) if z else one,
+            one,
+        ]
+
+    def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
+        """Return the state after a step, from the projected input and the state before."""
+        most = self._bounds["gate.z_pre"]
+        Wx = [Term((v,), most[0]) for v in inputs]
+        gates, candidate = self._halves(b, self._recurrent(b, h, self.state_type))
+        sides = b.op("Concat", h, candidate, axis=-1)
+        return self._step(b, Wx, Term((gates,), most[1]), sides)
+
+    def _step(self, b: Builder, Wx: Sequence[Term], Rh_gates: Term, sides: Value) -> Value:
+        """Return the state after a step.
+
+        Args:
+            b: The builder.
+            Wx: The input's product, gates and candidate.
+            Rh_gates: The state's product, gates.
+            sides: The state and the candidate of its product side by side (N, 2H).
+        """
+        plan, dtype, q = self.plan, self.state_type, self.plan.frozen.quantizers
+
+        def total(name: str, *terms: Term) -> Term:
+            rule = self._limited("g") if name == "gate.g_pre" else self._rules[name]
+            return Term((weighted_sum(b, name, rule, terms, dtype),), q[name].max_abs)
+
+        Wx_gates, Wx_g = Wx
+        z, old, rRh = self._products(b, self._gates(b, Wx_gates, Rh_gates), sides)
+        pre = total("gate.g_pre", Wx_g, rRh)
+        g = Term(
+            (self._look_up(b, ["g"], pre.factors[0]),), q["gate.g_out"].max_abs, self._units["g"]
+        )
+        one = number(b, plan.frozen.one * z.unit, dtype)
+        one_minus_z = Term((b.op("Sub", one, *z.factors),), plan.frozen.one_minus_z, z.unit)
+        new = self._product(b, "op.new_contrib", one_minus_z.times(g))
+        after = total("output.h", old, new)
+        if plan.frozen.zoneout is None:
+            return after.factors[0]
+        state = Term((_halves(b, sides)[0],), q["output.h"].max_abs)
+        return weighted_sum(b, "output.h", self._rules["zoneout"], (state, after), dtype)
+
+    def _products(self, b: Builder, gates: Value, sides: Value) -> tuple[Term, Term, Term]:
+        """Return the update gate, its product with the state, and the reset gate's product.
+
+        Args:
+            b: The builder.
+            gates: Update and reset gate side by side (N, 2H), in `_units`.
+            sides: Of `_step`.
+        """
+        H, dtype, q = self.plan.hidden_size, self.state_type, self.plan.frozen.quantizers
+        names, units = ("op.old_contrib", "op.rRh"), [self._units[gate] for gate in "zr"]
+        bounds = [self._bounds[name][0] for name in names]
+        rules = [self._rules[name] for name in names if name in self._rules]
+        z, r = _halves(b, gates)
+        update = Term((z,), q["gate.z_out"].max_abs, units[0])
+        if len(rules) == 2:
+            rule = beside(rules, [H, H])
+            both = Term((gates, sides), np.repeat(np.array(bounds, object), H), np.repeat(units, H))
+            if rule.fits([both.bound], dtype):  # one operator computes both
+                found = _halves(b, weighted_sum(b, names[0], rule, [both], dtype))
+                old, rRh = (Term((v,), q[n].max_abs) for v, n in zip(found, names, strict=True))
+                return update, old, rRh
+        elif not rules and max(bounds) < LIMITS[dtype]:
+            found = _halves(b, b.op("Mul", gates, sides))
+            old, rRh = (Term((v,), *rest) for v, *rest in zip(found, bounds, units, strict=True))
+            return update, old, rRh
+        state, candidate = _halves(b, sides)
+        old, rRh = (
+            self._product(b, name, Term(pair, bound, unit))
+            for name, pair, bound, unit in zip(
+                names, ((z, state), (r, candidate)), bounds, units, strict=True
+            )
+        )
+        return update, old, rRh
+
+    def _product(self, b: Builder, name: str, both: Term) -> Term:
+        """Return a product as a value of its own, or unrounded if it is fused."""
+        if name not in self._rules:
+            return both
+        v = weighted_sum(b, name, self._rules[name], [both], self.state_type)
+        return Term((v,), self.plan.frozen.quantizers[name].max_abs)
+
+    def _gates(self, b: Builder, Wx: Term, Rh: Term) -> Value:
+        """Return update and reset gate side by side, in `_units`."""
+        H, dtype, both = self.plan.hidden_size, self.state_type, ("z", "r")
+        rule = beside([self._limited(gate) for gate in both], [H, H])
+        v = weighted_sum(b, "gate.z_pre", rule, (Wx, Rh), dtype)
+        tables = [self.plan.frozen.tables[f"gate.{gate}_out"] for gate in both]
+        if joins(tables):
+            return self._look_up(b, both, v)
+        parts = zip(both, _halves(b, v), strict=True)
+        return b.op("Concat", *(self._look_up(b, [gate], part) for gate, part in parts), axis=-1)
+
+    def _limited(self, gate: str) -> Rule:
+        """Return the rule of a pre-activation within the limits of its table."""
+        if gate in self._sums:
+            return self._sums[gate].rule
+        frozen = self.plan.frozen
+        table, pre = frozen.tables[f"gate.{gate}_out"], frozen.quantizers[f"gate.{gate}_pre"]
+        return self._rules[f"gate.{gate}_pre"].limited(*limits(table, pre))
+
+    def _look_up(self, b: Builder, gates: Sequence[str], v: Value) -> Value:
+        frozen = self.plan.frozen
+        return look_up(
+            b,
+            f"gate.{gates[0]}_out",
+            [frozen.tables[f"gate.{gate}_out"] for gate in gates],
+            [frozen.quantizers[f"gate.{gate}_pre"] for gate in gates],
+            v,
+            self.state_type,
+            self.plan.hidden_size,
+            [self._units[gate] for gate in gates],
+            [self._sums[gate] for gate in gates if gate in self._sums],
+        )
+
+    def collect(self, b: Builder, h: Value) -> Value:
+        """Return what a Scan collects of a step: integers."""
+        return b.cast(h, self.collected_type)
+
+    def real(self, b: Builder, collected: Value) -> Value:
+        """Return the real values, float32, of what was collected."""
+        return real(b, collected, self.plan.h)
+
+    def shown(self, b: Builder, h: Value) -> tuple[Value, Value]:
+        """Return what `join` takes of the state after the only step, and its real values."""
+        return h, real(b, h, self.plan.h, self.state_type)
+
+    def keep(self, b: Builder, runs: Value, new: Value, old: Value) -> Value:
+        """Return the new state of rows that still run, bool (N, 1), and the old one of others."""
+        return b.op("Where", runs, new, old)
+
+    def from_codes(self, b: Builder, codes: Value) -> Value:
+        """Return the state from codes of output.h."""
+        return moved(b, codes, self.plan.h, self.state_type)
+
+    def to_codes(self, b: Builder, h: Value) -> Value:
+        """Return codes of output.h from the state."""
+        return code_of(b, h, self.plan.h, self.state_type, self.code_type)
+
+
+def _halves(b: Builder, v: Value) -> Sequence[Value]:
+    return b.ops("Split", 2, v, axis=-1, num_outputs=2)
+
+
+def _rules_of(plan: CellPlan) -> dict[str, Rule]:
+    """Return the rules of the sums of a step by operator, and of 'zoneout'."""
+    sums = dict(plan.frozen.sums)
+    if plan.frozen.zoneout is not None:
+        sums["zoneout"] = plan.frozen.zoneout
+    return {name: rule_of(total) for name, total in sums.items()}
+
+
+def _bounds_of(plan: CellPlan) -> dict[str, list[int]]:
+    """Return the largest magnitude of each term of the sums of a step."""
+    frozen, most = plan.frozen, {name: q.max_abs for name, q in plan.frozen.quantizers.items()}
+    products = {
+        "op.rRh": most["gate.r_out"] * most["matmul.Rh"],
+        "op.old_contrib": most["gate.z_out"] * most["output.h"],
+        "op.new_contrib": frozen.one_minus_z * most["gate.g_out"],
+    }
+    part = {name: most.get(name, bound) for name, bound in products.items()}
+    return {
+        "gate.z_pre": [most["matmul.Wx"], most["matmul.Rh"]],
+        "gate.r_pre": [most["matmul.Wx"], most["matmul.Rh"]],
+        "gate.g_pre": [most["matmul.Wx"], part["op.rRh"]],
+        "output.h": [part["op.old_contrib"], part["op.new_contrib"]],
+        "zoneout": [most["output.h"], most["output.h"]],
+        **{name: [bound] for name, bound in products.items()},
+    }

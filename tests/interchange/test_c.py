@@ -1,0 +1,204 @@
+"""Generated C computes the codes of the plan, under warnings and sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from random_grus import KINDS, random_gru
+
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.tables import build_table
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.interchange.c.numbers import Sum, sum_of
+from quant_gru.interchange.c.short_tables import short_table
+
+GCC = shutil.which("gcc")
+PLANS = int(os.environ.get("QUANT_GRU_PLANS", "3"))  # of each kind
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-pedantic"]
+SANITIZED = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+needs_gcc = pytest.mark.skipif(GCC is None, reason="needs gcc")
+
+
+def selftest(directory, name, *flags):
+    """What the self-test prints; it fails where a code differs."""
+    sources = [f"{name}.c", f"{name}_selftest.c"]
+    subprocess.run([GCC, *STRICT, *flags, *sources, "-o", "selftest"], cwd=directory, check=True)
+    return subprocess.run(
+        ["./selftest"], cwd=directory, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@needs_gcc
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_plans(kind, tmp_path):
+    for seed in range(PLANS):
+        gru, _ = random_gru(seed, kind, far=True)
+        report = gru.export_c(tmp_path / str(seed), "net")
+        said = selftest(report.directory, "net", *SANITIZED)
+        assert said.startswith("net: 0 of")
+        assert said.endswith(f", {report.ram_bytes} bytes of state\n")
+
+
+def quantized(config, *sizes, **options):
+    gru = QuantGRU(*sizes, config=config, **options)
+    gru.calibrate(torch.randn(20, 4, gru.input_size))
+    gru.finalize_calibration()
+    return gru
+
+
+@needs_gcc
+@pytest.mark.parametrize("preset", ["int8", "int8_wide", "w8a16", "int16"])
+def test_presets(preset, tmp_path):
+    config = getattr(QuantConfig, preset)()
+    for kind in ("pot", "free"):
+        gru = quantized(config.replace_globals(scale_kind=kind), 20, 24)
+        report = gru.export_c(tmp_path / kind, "speech_gru")
+        assert "speech_gru: 0 of" in selftest(report.directory, "speech_gru", "-O2")
+        assert report.macs == 3 * 24 * (20 + 24)
+        assert report.flash_bytes == report.weight_bytes + report.table_bytes
+
+
+def test_the_primitives_are_those_of_the_kernels(tmp_path):
+    import quant_gru.kernels as kernels
+
+    # an editable install has a second folder, of what was built
+    files = [Path(folder, "c99", "fixed_point.h") for folder in kernels.__path__]
+    (original,) = {file.resolve() for file in files if file.exists()}
+    quantized(None, 3, 4).export_c(tmp_path, "net")
+    assert (tmp_path / "fixed_point.h").read_bytes() == original.read_bytes()
+
+
+def test_what_the_loop_is_made_of(tmp_path):
+    """No heap, no libm and no floating point but in the two helpers."""
+    quantized(QuantConfig.int16(), 3, 4, num_layers=2, bidirectional=True).export_c(tmp_path, "net")
+    for path in tmp_path.glob("*.[ch]"):
+        text = path.read_text()
+        assert "alloc" not in text
+        assert "math.h" not in text
+        before, *_ = text.partition("_NO_FLOAT")
+        code = "".join(line for line in before.split("/*") if "*/" in line).split("*/")
+        assert not any("float " in part or "double " in part for part in code[1:]), path.name
+
+
+@needs_gcc
+@pytest.mark.parametrize("offset", [0, 100])
+def test_real_values_at_the_ends(tmp_path, offset):
+    config = QuantConfig.int8().replace_globals(scale_kind="free", input_excludes_zero=True)
+    gru = QuantGRU(3, 4, config=config, use_quantization=True)
+    gru.calibrate(torch.randn(20, 4, 3) + offset)
+    gru.finalize_calibration()
+    assert gru._plan().is_far == (offset > 0)
+    gru.export_c(tmp_path, "net")
+    ends = torch.tensor([[torch.inf, -torch.inf, 1e30], [0, -1e30, 1]])
+    x = torch.cat([torch.randn(5, 3) + offset, ends])
+    values = ", ".join(
+        "INFINITY" if v == torch.inf else "-INFINITY" if v == -torch.inf else f"{float.hex(v)}f"
+        for v in x.flatten().tolist()
+    )
+    (tmp_path / "main.c").write_text(f"""
+#include <math.h>
+#include <stdio.h>
+#include "net.h"
+int main(void) {{
+    static const float x[7][3] = {{{values}}};
+    static net_state state;
+    net_input codes[3];
+    net_code y[4];
+    int t, i;
+    net_init(&state);
+    for (t = 0; t < 7; ++t) {{
+        for (i = 0; i < 3; ++i) codes[i] = net_quantize(x[t][i]);
+        net_step(&state, codes, y);
+        for (i = 0; i < 4; ++i) printf("%a\\n", (double)net_dequantize(y[i], 0));
+    }}
+    return 0;
+}}
+""")
+    subprocess.run(
+        [GCC, "-Wno-missing-braces", "net.c", "main.c", "-o", "m"], cwd=tmp_path, check=True
+    )
+    found = subprocess.run(["./m"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    y = torch.tensor([float.fromhex(line) for line in found.stdout.split()])
+    assert torch.equal(y, gru(x)[0].flatten())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "2x", "a-b", "Net", "a" * 60, 3, "../x"),
+        *("int", "string", "features", "newlib"),
+        *("qg_net", "l0", "net_l1_reverse", "gru_products", "gru_helium", "fixed_point"),
+        *("all", "clean", "help", "install", "package", "test"),
+    ],
+)
+def test_names_are_identifiers(name, tmp_path):
+    with pytest.raises(QuantGRUError, match=r"Expected (a )?name"):
+        quantized(None, 2, 3).export_c(tmp_path, name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_directories(tmp_path):
+    gru = quantized(None, 2, 3)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(QuantGRUError, match="Expected a directory to write to"):
+        gru.export_c(tmp_path / "file", "net")
+    with pytest.raises(QuantGRUError, match=r"Expected steps to be in 1\.\.10000, got 0"):
+        gru.export_c(tmp_path, "net", steps=0)
+    gru.export_c(tmp_path / "a" / "b", "net")
+    again = gru.export_c(tmp_path / "a" / "b", "net")
+    assert {path.name for path in again.directory.iterdir()} == set(again.files)
+
+
+def test_existing_files_remain_where_one_cannot_be_written(tmp_path, monkeypatch):
+    quantized(None, 2, 3).export_c(tmp_path, "net")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    calls, sync = iter(range(100)), os.fsync
+
+    def fail(file):
+        if next(calls) == 4:
+            raise OSError(28, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(QuantGRUError, match=r"Expected a writable file, got No space left"):
+        quantized(None, 4, 5).export_c(tmp_path, "net")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_sums_take_the_narrowest_integers():
+    def kind(Ms, k, *bounds):
+        s = WeightedSum(Ms, k, 3, -128, 127, "e")
+        return sum_of(s, bounds, [0] * len(bounds))
+
+    assert kind((4, 2), 2, 100, 100) == Sum(2, 1, 0, 0, 1, 32, 1, 3, -128, 127)
+    assert kind((1 << 23,), 30, 100).k == 7
+    assert kind((3,), -2, 100) == kind((12,), 0, 100)
+    assert kind((1 << 20, 1), 20, 1 << 10, 1).bits == 32
+    assert kind((1 << 21, 1), 20, 1 << 10, 1).bits == 64
+    assert kind((3, 1), 20, 1 << 60, 1).bits == 128
+    assert kind((3, 1), 100, 1, 1).bits == 128
+
+
+def test_tables_in_32_bits():
+    """Every code has the output of the plan, and outputs that 32 bits do not hold have none."""
+    codes = torch.arange(-(1 << 14), 1 << 14)
+    pre = Quantizer(15, True, 2.0**-11, 100)
+    table = build_table("tanh", pre, Quantizer(16, True, 2.0**-15))
+    short = short_table(table, pre)
+    assert short is not None
+    q = codes - short.first
+    c = torch.tensor(short.coefficients).reshape(-1, 3)[q >> short.u]
+    d = q & ((1 << short.u) - 1)
+    slope = c[:, 1] + ((c[:, 2] * d) >> short.e)
+    found = (c[:, 0] + ((slope * d) >> short.f)) >> short.g
+    assert torch.equal(found.clamp(short.lo, short.hi), table(codes))
+    for bits in (28, 29, 30, 31, 32):
+        wide = build_table("tanh", pre, Quantizer(bits, True, 2.0 ** (1 - bits)))
+        assert short_table(wide, pre) is None or bits < 30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -88,6 +88,27 @@ def run_in_chunks(call: Call, x: Tensor) -> Tensor:
     return result
 
 
+class _Autocast(NamedTuple):
+    """The autocast of a forward; `dtype` is None if the device has none."""
+
+    kind: str
+    dtype: torch.dtype | None
+    enabled: bool
+
+    @classmethod
+    def now(cls, kind: str) -> _Autocast:
+        """Return the autocast that is in effect."""
+        if not torch.amp.is_autocast_available(kind):
+            return cls(kind, None, enabled=False)
+        return cls(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+
+    def again(self, *, cache: bool = True) -> AbstractContextManager[Any]:
+        """Return a context in which it is in effect, with or without a cache of weights."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.kind, self.dtype, self.enabled, cache_enabled=cache)
+
+
 class _Input(Function):
     """Holds the input of a module, and is saved before the module runs.
 
@@ -127,11 +148,9 @@ class _Chunks(Function):
         ctx.weights, ctx.versions = weights, [each._version for each in weights]
         ctx.modes = call.modes
         ctx.random = (torch.get_rng_state(), *get_device_states(x)) if call.draws else None
-        kind = x.device.type
-        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.autocast = _Autocast.now(x.device.type)
         # Casts of weights that are made here have no gradient, and must not stay in the cache.
-        device, dtype, enabled = ctx.autocast
-        with torch.autocast(device, dtype, enabled, cache_enabled=False):
+        with ctx.autocast.again(cache=False):
             return call.result(x)
 
     @staticmethod
@@ -153,7 +172,7 @@ class _Chunks(Function):
         for each, version in zip(ctx.weights, ctx.versions, strict=True):
             refuse_changed(each, version)
         (x,) = ctx.node.saved_tensors
-        with _random_numbers(x, ctx.random), torch.autocast(*ctx.autocast):
+        with _random_numbers(x, ctx.random), ctx.autocast.again():
             dx, sums = _gradients(ctx.call, x, ctx.wants, ctx.weights, dy)
         cast_back = zip(sums, ctx.weights, strict=True)
         return None, None, None, dx, *(s if s is None else s.to(w.dtype) for s, w in cast_back)

@@ -74,6 +74,7 @@ ACTNN_PUBLIC = {
     "estimate",
     "fit",
     "get_memory_usage",
+    "in_chunks",
     "ops",
     "report",
     "set_optimization_level",
@@ -143,7 +144,7 @@ OUTSIDE = {
 
 # Lines of src and cpp. A change that removes lowers the figure; a new capability raises it, and
 # its commit says by how much.
-MOST_LINES = 90_400
+MOST_LINES = 100_000
 
 # How many files and folders inside a folder stand above each other.
 MOST_FLOORS = 7

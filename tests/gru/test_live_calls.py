@@ -11,7 +11,7 @@ from gru_helpers import C, H, quantized, seeded, states
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import quant_gru
-from quant_gru import QuantGRU
+from quant_gru import QuantConfig, QuantGRU
 from quant_gru.execution.prepared_call import PreparedCall
 from quant_gru.kernels.cpu import executor
 
@@ -83,6 +83,19 @@ def test_weights_are_followed(ran, training):
         change(gru.weight_hh_l1)
         same(results(gru, x), fresh(gru, x))
     assert any(ran)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_wide_layers_follow_the_weights(training):
+    gru, x = quantized(QuantConfig.uniform(20, False), **DEEP).train(training), seeded(T, N, C)
+    before = results(gru, x)
+    layers = [cell.weights for cells in gru._plan().cells for cell in cells]
+    assert all(each.bits_W == 20 for each in layers)
+    with torch.no_grad():
+        gru.weight_hh_l1.mul_(0.5)
+    found = results(gru, x)
+    assert not torch.equal(found[0], before[0])
+    same(found, fresh(gru, x))
 
 
 def test_settings_are_followed():

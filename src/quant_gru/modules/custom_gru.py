@@ -84,22 +84,10 @@ class CustomGRU(QuantGRU):
         super()._finalized(in_forward)
 
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *others)
         loaded_weights = any(key.startswith(f"{prefix}weight_ih") for key in state_dict)
-        if (
-            loaded_weights
-            and prefix + STATE_KEY not in state_dict
-            and self.calibration_data is not None
-        ):
+        has_scales = prefix + STATE_KEY in state_dict
+        if loaded_weights and not has_scales and self.calibration_data is not None:
             self.reset_calibration()

@@ -13,8 +13,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from quant_gru.config import QuantConfig
 from quant_gru.errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.modules.cell import QuantGRUCell
-from quant_gru.modules.computed_weights import compute_weights
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.modules.module_weights import compute_weights
 from quant_gru.whole_models.selection import ModelConfig, Selection
 
 Model = TypeVar("Model", bound=torch.nn.Module)

@@ -87,7 +87,7 @@ def main() -> None:
         found = python_calls(call)
         print(f"{found.total():5d}  {what}")
         if args.where:
-            for name, count in found.most_common(150):
+            for name, count in found.most_common(30):
                 print(f"       {count:5d}  {name}")
 
 

@@ -124,7 +124,7 @@ def several_terms(
     if not pot:
         k = _shift_of_a_tier(ratios, bounds, k, bits + 4)
     Ms = _multipliers(ratios, k)
-    in_float32 = _fits("a", _largest(Ms, bounds), k) and max(bounds) <= 1 << 16
+    in_float32 = _largest(Ms, bounds) < TIER_BOUNDS["a"] and max(bounds) <= 1 << 16
     if _error(ratios, Ms, bounds, k) > (_FLOAT32_ERROR if in_float32 else _SMALL_ERROR):
         k = _accurate_shift(ratios, bounds, k)
         Ms = _multipliers(ratios, k)

@@ -47,6 +47,7 @@ PUBLIC = {
     "onnx_translations",
     "operator_gain",
     "operator_sqnr",
+    "quantize_onnx",
 }
 
 ACTNN_PUBLIC = {
@@ -93,6 +94,7 @@ ROOMS = {
         "modules",
         "whole_models",
         "analysis",
+        "model_files",
         "__init__",
         "demo",
         "cli",
@@ -139,7 +141,7 @@ OUTSIDE = {
 
 # Lines of src and cpp. A change that removes lowers the figure; a new capability raises it, and
 # its commit says by how much.
-MOST_LINES = 88_291
+MOST_LINES = 89_681
 
 # How many files and folders inside a folder stand above each other.
 MOST_FLOORS = 7

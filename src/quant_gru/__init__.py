@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quant_gru.analysis.operator_gain import operator_gain
     from quant_gru.analysis.operator_sqnr import operator_sqnr
     from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
+    from quant_gru.model_files.quantize_onnx import quantize_onnx
     from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
     from quant_gru.modules.custom_gru import CustomGRU
     from quant_gru.modules.frozen import FrozenQuantGRU
@@ -57,6 +58,7 @@ __all__ = [
     "onnx_translations",
     "operator_gain",
     "operator_sqnr",
+    "quantize_onnx",
 ]
 
 # The module of each public name that is imported at its first use.
@@ -84,6 +86,7 @@ _HOMES = {
     "onnx_translations": "whole_models.onnx",
     "operator_gain": "analysis.operator_gain",
     "operator_sqnr": "analysis.operator_sqnr",
+    "quantize_onnx": "model_files.quantize_onnx",
 }
 
 

@@ -74,14 +74,9 @@ def run_as_operator(
     settings: operators.Settings,
     dtype: torch.dtype,
 ) -> Result:
-    """Run a call as one operator that tracers and transforms can handle.
+    """Run a call as one operator that tracers and transforms can handle; see `operators.forward`.
 
-    Args:
-        sequence: The input.
-        weights: The weights of all layers and directions, real or integers.
-        text: The parameter document.
-        settings: The settings of the operator.
-        dtype: dtype of the results.
+    Results have the given dtype.
     """
     x, h0, lengths = sequence.x, sequence.h0, sequence.lengths
     y, h_n = operators.forward(x, h0, lengths, weights, text, settings)
@@ -123,16 +118,10 @@ def record(
     dtype: torch.dtype,
     export_format: str | None = None,
 ) -> Result:
-    """Record a call as one operator of an ONNX file.
+    """Record a call as one operator of an ONNX file; see `recorded.record`.
 
-    Args:
-        module: The GRU.
-        input: The input of the call.
-        hx: Its initial states.
-        normalize: normalize() -> the input as a sequence.
-        shape: The sizes of the GRU.
-        dtype: dtype of the results.
-        export_format: The profile for `torch.onnx.export(..., dynamo=False)`.
+    `normalize()` returns the input as a sequence. `export_format` is the profile that
+    `torch.onnx.export(..., dynamo=False)` writes.
     """
     if export_format is not None and is_tracing():
         sequence = normalize()

@@ -833,22 +833,13 @@ class QuantGRU(torch.nn.GRU):
             destination[prefix + checkpoints.STATE_KEY] = entry
 
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
         names = training_options.scale_names(self._state.shape)
         logarithms = dict(zip(self._log2_scales, self._logarithms(), strict=True))
         rest = checkpoints.without_scales(state_dict, prefix, names, logarithms)
-        super()._load_from_state_dict(
-            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        key = prefix + checkpoints.STATE_KEY
+        super()._load_from_state_dict(rest, prefix, *others)
+        key, error_msgs = prefix + checkpoints.STATE_KEY, others[-1]
         if key in state_dict:
             try:
                 before = bool(self.use_quantization)
@@ -999,7 +990,10 @@ class QuantGRU(torch.nn.GRU):
 
     def _float_weights(self) -> list[list[FloatWeights]]:
         module_weights.compute_weights(self)
-        return module_weights.float_weights(self._weights())
+        return [
+            [FloatWeights(*(None if w is None else w.detach() for w in cell)) for cell in layer]  # type: ignore[arg-type]
+            for layer in self._weights()
+        ]
 
     def _collect(self, input: Tensor | PackedSequence, hx: Tensor | None) -> None:
         self._state.collect(self._normalize(input, hx), self._float_weights())

@@ -6,7 +6,6 @@ Between calls such a weight may be older than what it is computed from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.errors import QuantGRUError
 from quant_gru.execution.layers import Weights
 from quant_gru.parameters.schema import Shape
@@ -63,14 +61,6 @@ def weights_of(module: torch.nn.Module, names: Names, directions: int) -> list[l
             found.append(w)
         flat.append((found[0], found[1], found[2], found[3]))
     return [flat[i : i + directions] for i in range(0, len(flat), directions)]
-
-
-def float_weights(weights: Sequence[Sequence[Weights]]) -> list[list[FloatWeights]]:
-    """Return [layer][direction] -> weights for the float run, without a graph."""
-    return [
-        [FloatWeights(*(None if w is None else w.detach() for w in cell)) for cell in layer]  # type: ignore[arg-type]
-        for layer in weights
-    ]
 
 
 def may_change_unseen(module: torch.nn.Module) -> bool:

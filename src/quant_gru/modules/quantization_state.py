@@ -131,7 +131,7 @@ class QuantState:
             weights: [layer][direction] -> W, R, bw, br.
             live: Whether weights may change undetected.
             noise: Random masks.
-            before: The former shared state, which does not hold any more.
+            before: The former one, which does not hold any more.
         """
         plans, scales, dropped = self.plans, self._scales, dropped_by(noise, self._shape)
         assert scales is not None
@@ -277,11 +277,7 @@ class QuantState:
                 note_once(f"one signed bit has the codes -1 and 0: '{name}' has no positive values")
 
     def check_statistics(self, in_forward: bool) -> None:
-        """Raise if there are neither scales nor statistics.
-
-        Args:
-            in_forward: Whether the float mode would do instead.
-        """
+        """Raise if there are neither scales nor statistics; a forward may use the float mode."""
         if self._scales is None and self._collector is None:
             instead = ", or set use_quantization = False" if in_forward else ""
             raise CalibrationError(

@@ -80,13 +80,7 @@ def noise_of(
 ) -> Noise | None:
     """Return the random masks of a forward in training, None otherwise.
 
-    Args:
-        sequence: The input.
-        zoneout_mask: The caller's mask of updates, see `QuantGRU.forward`.
-        training: Whether the module trains.
-        shape: Its sizes and its zoneout.
-        dropout: Probability of dropout between layers.
-        recurrent_dropout: Probability that a recurrent weight is zero.
+    `zoneout_mask` is the caller's mask of updates, see `QuantGRU.forward`.
     """
     if not training:
         if zoneout_mask is not None:

@@ -873,10 +873,10 @@ class QuantGRU(torch.nn.GRU):
                 return sequence.finish(*result)
         noise = self._noise(sequence, zoneout_mask)
         prepared = self._prepared(noise)
-        logarithms = self._logarithms()
-        wanted = call.wants_gradient(sequence, prepared.weights, logarithms)
+        weights, logarithms = prepared.weights, self._logarithms() if self._log2_scales else ()
+        wanted = call.wants_gradient(sequence, weights, logarithms)
         how = self._differentiated(prepared) if wanted else None
-        return call.run(prepared, sequence, noise, self._weight.dtype, how, logarithms)
+        return call.run(prepared, sequence, noise, weights[0].dtype, how, logarithms)
 
     def _forward_float(
         self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
@@ -936,7 +936,7 @@ class QuantGRU(torch.nn.GRU):
         # learned scales follow their parameters at each call
         kept = None if live and self._log2_scales else state.plans.kept(self._weight.device, live)
         if kept is not None and kept.holds(own):
-            kept.update(*dropped_by(noise, state.shape))
+            kept.update(*(() if noise is None else dropped_by(noise, state.shape)))
             return kept
         if kept is not None:
             # parts of the weights have guards of their own, which may see a write later

@@ -33,6 +33,7 @@ PUBLIC = {
     "QuantGRUWarning",
     "__version__",
     "calibrate_model",
+    "compare",
     "convert_model",
     "default_config_path",
     "export_model_params",
@@ -141,7 +142,7 @@ OUTSIDE = {
 
 # Lines of src and cpp. A change that removes lowers the figure; a new capability raises it, and
 # its commit says by how much.
-MOST_LINES = 89_681
+MOST_LINES = 89_980
 
 # How many files and folders inside a folder stand above each other.
 MOST_FLOORS = 7

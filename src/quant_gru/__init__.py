@@ -11,6 +11,7 @@ from quant_gru.errors import CalibrationError, ConfigError, ParameterError, Quan
 from quant_gru.torch_ops.on_import import register_with_torch
 
 if TYPE_CHECKING:
+    from quant_gru.analysis.compare import compare
     from quant_gru.analysis.operator_gain import operator_gain
     from quant_gru.analysis.operator_sqnr import operator_sqnr
     from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
@@ -44,6 +45,7 @@ __all__ = [
     "QuantGRUWarning",
     "__version__",
     "calibrate_model",
+    "compare",
     "convert_model",
     "default_config_path",
     "export_encodings",
@@ -72,6 +74,7 @@ _HOMES = {
     "QuantGRUCell": "modules.cell",
     "QuantGRUWarning": "config",
     "calibrate_model": "whole_models.calibrate",
+    "compare": "analysis.compare",
     "convert_model": "whole_models.convert",
     "default_config_path": "config",
     "export_encodings": "whole_models.encodings",

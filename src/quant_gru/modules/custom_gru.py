@@ -55,19 +55,8 @@ class CustomGRU(QuantGRU):
         dtype: torch.dtype | None = None,
     ) -> None:
         config = as_config(quant_type, "quant_type")
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            use_quantization=use_quantization,
-            config=config,
-        )
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        super().__init__(*given, device, dtype, use_quantization=use_quantization, config=config)
         self.quant_type = quant_type
         self.calibration_data = calibration_data
 

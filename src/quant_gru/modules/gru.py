@@ -140,18 +140,9 @@ class QuantGRU(torch.nn.GRU):
     ) -> None:
         _check_sizes(dropout, proj_size)
         # inference-mode parameters have no version, so changes would go undetected
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         with torch.inference_mode(False):
-            super().__init__(
-                input_size,
-                hidden_size,
-                num_layers,
-                bias,
-                batch_first,
-                dropout,
-                bidirectional,
-                device=device,
-                dtype=dtype,
-            )
+            super().__init__(*given, device=device, dtype=dtype)
         self._init_quantization(config, use_quantization)
         self.zoneout = zoneout
         self.recurrent_dropout = recurrent_dropout
@@ -1034,17 +1025,10 @@ class QuantGRU(torch.nn.GRU):
     def _from_float(cls: type[GRU], source: FloatGRU, config: OneConfig | None) -> GRU:
         """Return a GRU with these weights, on the CPU, in float32."""
         options: dict[str, Any] = {} if config is None else {"config": config}
-        gru = cls(
-            source.input_size,
-            source.hidden_size,
-            len(source.cells),
-            bias=source.bias,
-            batch_first=source.batch_first,
-            bidirectional=source.bidirectional,
-            device="cpu",
-            dtype=torch.float32,
-            **options,
-        )
+        for name in ("bias", "batch_first", "bidirectional"):
+            options[name] = getattr(source, name)
+        sizes = (source.input_size, source.hidden_size, len(source.cells))
+        gru = cls(*sizes, device="cpu", dtype=torch.float32, **options)
         gru.load_state_dict(source.parameters())
         return gru
 

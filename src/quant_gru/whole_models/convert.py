@@ -140,12 +140,11 @@ def _names(model: torch.nn.Module) -> Names:
 
 
 def _require_grus(model: torch.nn.Module) -> None:
-    if not isinstance(model, torch.nn.Module):
-        shown = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
-        is_onnx = str(shown).endswith((".onnx", "ModelProto"))
+    shown = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
+    if str(shown).endswith((".onnx", "ModelProto")):
         raise QuantGRUError(
-            f"Expected a torch.nn.Module, got {shown!r}"
-            + "; quantize_onnx(model, feeds) takes ONNX files" * is_onnx
+            f"Expected a torch.nn.Module, got {shown!r}; quantize_onnx(model, feeds) takes ONNX "
+            "files"
         )
     names = _names(model)
     if any(isinstance(module, _GRUS) for module in names):

@@ -11,7 +11,7 @@ import torch
 from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer import cell
+from quant_gru.integer import reference
 from quant_gru.kernels.cuda.gates.saturating import saturated_numbers
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan import structure as frozen
@@ -63,7 +63,7 @@ def check(host, plan, seed):
     q, generator = plan.frozen.quantizers, torch.Generator().manual_seed(seed)
     Wx, Rh = (codes_of(q[n], (3, COUNT), generator) for n in ("matmul.Wx", "matmul.Rh"))
     h = codes_of(q["output.h"], (COUNT,), generator)
-    expected = cell.gates(plan, Wx.flatten(), Rh.flatten(), h)
+    expected = reference.gates(plan, Wx.flatten(), Rh.flatten(), h)
     assert torch.equal(run(host, plan, Wx, Rh, h).to(torch.int64), expected)
 
 

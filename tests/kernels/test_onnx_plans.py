@@ -17,12 +17,16 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from quant_gru.interchange.onnx.boundary import moved  # noqa: E402
-from quant_gru.interchange.onnx.builder import Builder, model_of  # noqa: E402
+from quant_gru.interchange.onnx.builder import (  # noqa: E402
+    CONTAINERS,
+    Builder,
+    graph_input,
+    model_of,
+)
 from quant_gru.interchange.onnx.exact import Term, clipped, rule_of, weighted_sum  # noqa: E402
-from quant_gru.interchange.onnx.integer import CONTAINERS, IntegerCell  # noqa: E402
+from quant_gru.interchange.onnx.integer import IntegerCell  # noqa: E402
 from quant_gru.interchange.onnx.layers import codes_of_scan, steps_that_run  # noqa: E402
 from quant_gru.interchange.onnx.lookups import limits, look_up  # noqa: E402
-from quant_gru.interchange.onnx.model import graph_input  # noqa: E402
 from quant_gru.interchange.onnx.verify import session_of  # noqa: E402
 
 

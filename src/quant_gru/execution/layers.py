@@ -26,7 +26,7 @@ from quant_gru.kernels.dispatch import (
     stack_of,
 )
 
-Weights = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)

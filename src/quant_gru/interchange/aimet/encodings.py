@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from quant_gru.config import WEIGHTS
@@ -23,6 +23,7 @@ from quant_gru.errors import (
     QuantGRUWarning,
     caller_stacklevel,
 )
+from quant_gru.execution.layers import Weights
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.interchange.aimet import scales, versions
 from quant_gru.interchange.aimet.entries import Entry
@@ -30,14 +31,26 @@ from quant_gru.interchange.aimet.moved import read_tensors, with_moved
 from quant_gru.interchange.aimet.places import Place, onnx_places, torch_places
 from quant_gru.interchange.foreign import onnx_node
 from quant_gru.interchange.foreign.onnx_constants import Constants
-from quant_gru.modules.calibration_methods import CalibrationMethods
 from quant_gru.parameters import document as params
 
 Nodes = Mapping[str, str | Sequence[str]]
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    """A GRU with scales, and its real weights.
+
+    Attributes:
+        parameters: Its shape, configuration and scales.
+        weights: [layer][direction] -> W, R, bw, br.
+    """
+
+    parameters: params.Parameters
+    weights: Sequence[Sequence[Weights]]
+
+
 def write(
-    grus: Mapping[str, CalibrationMethods],
+    grus: Mapping[str, Calibrated | None],
     path: str | os.PathLike[str],
     version: str,
     onnx: Any,
@@ -46,23 +59,19 @@ def write(
     """Write the encodings of GRUs, and a parameter file of each one beside them.
 
     Args:
-        grus: Name of the module -> GRU.
+        grus: Name of the module -> GRU; None for one without scales, which is an error.
         path: The file of encodings.
-        version: '0.6.1', '1.0.0' or '2.0.0'.
+        version: '0.6.1', '1.0.0' or '2.0.0', see `versions.check_version`.
         onnx: An ONNX model with the names of the tensors, or None for those of the parameters.
         nodes: Name of the module -> names of its GRU nodes, lowest layer first; None to find them.
     """
-    versions.check_version(version)
-    for gru in grus.values():
-        gru._finalized()
     entries: dict[str, Any] = {}
     left_out: list[str] = []
     model, where = (None, "") if onnx is None else onnx_node.load(onnx)
-    folder = onnx_node.folder_of(onnx)
-    for name, places in _places(grus, model, where, folder, nodes).items():
-        cells = grus[name]._state.scales
-        assert cells is not None
-        found, reasons = scales.entries_of(places, cells, _weights(grus[name]))
+    folder, known = onnx_node.folder_of(onnx), _calibrated(grus)
+    for name, places in _places(known, model, where, folder, nodes).items():
+        gru = known[name]
+        found, reasons = scales.entries_of(places, gru.parameters.cells, _by_name(gru.weights))
         left_out += reasons
         for entry in found:
             if entries.setdefault(entry.name, entry) != entry:
@@ -73,9 +82,13 @@ def write(
         read = read_tensors(model.graph)
         _warn_of_unread([entry.name for entry in kept if entry.name not in read])
         kept = [e for e in with_moved(kept, model.graph.node, shared) if e.name in read]
-    documents = {name: gru._state.document() for name, gru in grus.items()}
+    parameters = {name: gru.parameters for name, gru in known.items()}
+    documents = {
+        name: params.to_document(each.shape, each.config, each.cells)
+        for name, each in parameters.items()
+    }
     _write(path, version, kept, documents, left_out)
-    _warn_of_separate_scales({name: gru._state.scales or () for name, gru in grus.items()})
+    _warn_of_separate_scales({name: each.cells for name, each in parameters.items()})
 
 
 def write_frozen(
@@ -176,47 +189,51 @@ def parameter_file(path: str | os.PathLike[str], name: str) -> Path:
 
 
 def read(
-    grus: Mapping[str, CalibrationMethods],
+    grus: Mapping[str, Calibrated | None],
     path: str | os.PathLike[str],
     onnx: Any,
     nodes: Nodes | None,
-) -> None:
-    """Replace the scales of inputs, states, outputs and weights by those of a file.
+) -> dict[str, params.Parameters]:
+    """Return parameters with the scales of inputs, states, outputs and weights of a file.
 
-    Arguments are those of `write`. On an error nothing has changed.
+    Args:
+        grus: Name of the module -> GRU; None for one without scales, which is an error.
+        path: The file of encodings.
+        onnx: As for `write`.
+        nodes: As for `write`.
     """
     where = f"file {name_of(path)!r}"
     try:
         found = versions.from_document(read_json(path), where)
     except ConfigError as error:
         raise ParameterError(str(error)) from None
+    known = _calibrated(grus)
+    model, model_where = (None, "") if onnx is None else onnx_node.load(onnx)
+    folder = onnx_node.folder_of(onnx)
+    return {
+        name: _replaced(known[name], places, found, where)
+        for name, places in _places(known, model, model_where, folder, nodes).items()
+    }
+
+
+def _calibrated(grus: Mapping[str, Calibrated | None]) -> dict[str, Calibrated]:
+    found: dict[str, Calibrated] = {}
     for name, gru in grus.items():
-        if gru._state.scales is None:
+        if gru is None:
             raise CalibrationError(
                 f"Expected a calibrated GRU, got one without scales ({name or 'the model'!r}): "
                 "encodings have no scales of its inner operators; call load_quant_params with the "
                 "parameter file beside them, or calibrate"
             )
-        gru._follow_logarithms()
-    model, model_where = (None, "") if onnx is None else onnx_node.load(onnx)
-    made = {
-        name: _replaced(grus[name], places, found, where)
-        for name, places in _places(
-            grus, model, model_where, onnx_node.folder_of(onnx), nodes
-        ).items()
-    }
-    for name, parameters in made.items():
-        grus[name]._state.take(parameters, where)
-        grus[name]._write_logarithms()
+        found[name] = gru
+    return found
 
 
 def _replaced(
-    gru: CalibrationMethods, places: Sequence[Place], found: Mapping[str, Any], where: str
+    gru: Calibrated, places: Sequence[Place], found: Mapping[str, Any], where: str
 ) -> params.Parameters:
-    state = gru._state
-    assert state.scales is not None
-    cells = [list(layer) for layer in state.scales]
-    weights = _weights(gru)
+    before, weights = gru.parameters, _by_name(gru.weights)
+    cells = [list(layer) for layer in before.cells]
     named = [place for place in places if place.name in found]
     if not named:
         first = places[0].name
@@ -237,26 +254,22 @@ def _replaced(
             raise ParameterError(f"{error} (tensor {place.name!r}, {where})") from None
     configs = {cell.config.without_comments() for layer in cells for cell in layer}
     # one configuration for all cells is that of the module
-    config = cells[0][0].config if len(configs) == 1 else state.config
-    return params.Parameters(state.shape, config, cells)
+    config = cells[0][0].config if len(configs) == 1 else before.config
+    return params.Parameters(before.shape, config, cells)
 
 
-def _weights(gru: CalibrationMethods) -> list[list[dict[str, Tensor]]]:
-    zeros = gru._weight.new_zeros(3 * gru.hidden_size)
-    return [
-        [
-            {
-                name: zeros if w is None else w.detach()
-                for name, w in zip(WEIGHTS, cell, strict=True)
-            }
-            for cell in layer
-        ]
-        for layer in gru._weights()
-    ]
+def _by_name(weights: Sequence[Sequence[Weights]]) -> list[list[dict[str, Tensor]]]:
+    """Return [layer][direction] -> operator -> tensor, zeros for absent biases."""
+
+    def entries(cell: Weights) -> Iterator[tuple[str, Tensor]]:
+        for name, w in zip(WEIGHTS, cell, strict=True):
+            yield name, cell[0].new_zeros(len(cell[0])) if w is None else w.detach()
+
+    return [[dict(entries(cell)) for cell in layer] for layer in weights]
 
 
 def _places(
-    grus: Mapping[str, CalibrationMethods],
+    grus: Mapping[str, Calibrated],
     model: Any,
     where: str,
     folder: str | None,
@@ -266,36 +279,36 @@ def _places(
     if model is None:
         if nodes is not None:
             raise QuantGRUError(f"Expected nodes only beside an ONNX model, got {nodes!r}")
+        shapes = {name: gru.parameters.shape for name, gru in grus.items()}
         return {
-            name: torch_places(
-                gru.num_layers, gru._directions, gru.bias, f"{name}." if name else ""
-            )
-            for name, gru in grus.items()
+            name: torch_places(s.num_layers, s.directions, s.bias, f"{name}." if name else "")
+            for name, s in shapes.items()
         }
     constants = Constants(model, folder)
     free = list(onnx_node.gru_nodes(model, where))
     found = {}
     for name, gru in grus.items():
+        layers, directions = len(gru.weights), len(gru.weights[0])
         if nodes is None:
             chosen = [
-                _node_of(gru, layer, name, free, constants, where)
-                for layer in range(gru.num_layers)
+                _node_of(layer, index, name, free, constants, where)
+                for index, layer in enumerate(gru.weights)
             ]
         else:
             if name not in nodes:
                 raise QuantGRUError(f"Expected the nodes of module {name!r}, got none")
             chosen = onnx_node.chosen_nodes(model, nodes[name], where)
-        if len(chosen) != gru.num_layers:
+        if len(chosen) != layers:
             raise QuantGRUError(
-                f"Expected {gru.num_layers} GRU node(s), one per layer, got {len(chosen)} ({where})"
+                f"Expected {layers} GRU node(s), one per layer, got {len(chosen)} ({where})"
             )
-        found[name] = onnx_places(chosen, gru._directions, constants)
+        found[name] = onnx_places(chosen, directions, constants)
     return found
 
 
 def _node_of(
-    gru: CalibrationMethods,
-    layer: int,
+    layer: Sequence[Weights],
+    index: int,
     name: str,
     free: list[Any],
     constants: Constants,
@@ -308,28 +321,26 @@ def _node_of(
             cells = onnx_node.read_node(node, constants, False, where).cells[0]
         except QuantGRUError:
             continue
-        error = _difference(gru, layer, cells)
+        error = _difference(layer, cells)
         if error < least:
             best, least = node, error
     if best is None:
         raise QuantGRUError(
-            f"Expected a GRU node with the weights of layer {layer} of {name or 'the GRU'!r}, got "
+            f"Expected a GRU node with the weights of layer {index} of {name or 'the GRU'!r}, got "
             f"none; name its nodes ({where})"
         )
     free.remove(best)
     return best
 
 
-def _difference(gru: CalibrationMethods, layer: int, cells: Sequence[Any]) -> float:
+def _difference(layer: Sequence[Weights], cells: Sequence[Any]) -> float:
     """Return the largest relative difference of weights; infinity if the shapes differ."""
-    mine = gru._weights()[layer]
-    if len(mine) != len(cells):
+    if len(layer) != len(cells):
         return float("inf")
     worst = 0.0
-    for (W, R, _, _), cell in zip(mine, cells, strict=True):
+    for (W, R, _, _), cell in zip(layer, cells, strict=True):
         for w, other in ((W, cell.W), (R, cell.R)):
-            assert w is not None
-            w = w.detach().cpu().to(torch.float32)
+            w = w.detach().cpu().float()
             if w.shape != other.shape:
                 return float("inf")
             worst = max(worst, float((w - other).norm() / w.norm().clamp(min=1e-30)))

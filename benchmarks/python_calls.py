@@ -1,10 +1,10 @@
-"""Python calls that a call of a QuantGRU makes in files of ours, counted by `sys.setprofile`.
+"""Python calls of functions of ours in one call, on the CPU.
 
-    python benchmarks/python_calls.py [--where]
+    python benchmarks/python_calls.py [--each]
 
-On a CPU, T = N = 1, C = 40, H = 64, 8 bits. A prepared call is the fifth with the same weights; a
-step of training is a forward and a backward whose gradients are contiguous. The first call follows
-calibration: it builds the plan. `--where` adds the functions that are called most.
+Counted with `sys.setprofile` at T = N = 1, C = 40, H = 64: a call in inference, one in eval mode
+with gradients on, a step of training (forward and backward), and the first call of each. `--each`
+prints the functions, too.
 """
 
 from __future__ import annotations
@@ -13,30 +13,34 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-import kernel_runtime
 import quant_gru
-from quant_gru import QuantGRU
+from quant_gru import QuantConfig, QuantGRU
 
-OURS = tuple(str(Path(each.__file__ or "").parent) for each in (quant_gru, kernel_runtime))
+OURS = Path(quant_gru.__file__).parents[1]
+STACKS: dict[str, dict[str, Any]] = {
+    "one layer": {},
+    "bidirectional": {"bidirectional": True},
+    "two layers": {"num_layers": 2},
+    "two layers, bidirectional": {"num_layers": 2, "bidirectional": True},
+}
 
 
-def python_calls(run: Callable[[], object]) -> Counter[str]:
-    """Return how often each function of ours is called while `run` runs."""
+def calls_in(run: Callable[[], object]) -> Counter[str]:
+    """How often each function of ours is called."""
     found: Counter[str] = Counter()
 
-    def see(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(OURS):
-            found[f"{Path(code.co_filename).name}:{code.co_firstlineno} {code.co_name}"] += 1
+    def count(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(OURS):
+            found[f"{path.relative_to(OURS)}: {frame.f_code.co_name}"] += 1
 
-    sys.setprofile(see)
+    sys.setprofile(count)
     try:
         run()
     finally:
@@ -44,51 +48,44 @@ def python_calls(run: Callable[[], object]) -> Counter[str]:
     return found
 
 
-def quantized(training: bool, **options: Any) -> QuantGRU:
-    """Return a calibrated GRU without a plan."""
+def made(**options: Any) -> QuantGRU:
+    """A calibrated GRU that has not been called."""
     torch.manual_seed(0)
-    gru = QuantGRU(40, 64, config="int8", **options).train(training)
-    gru.calibrate(torch.randn(20, 4, 40))
+    gru = QuantGRU(40, 64, config=QuantConfig.int8(), **options).eval()
+    gru.calibrate(torch.randn(20, 2, 40))
     gru.finalize_calibration()
     gru.use_quantization = True
     return gru
 
 
-def call_of(training: bool, **options: Any) -> Callable[[], object]:
-    """Return a call, or a step of training, of a GRU that has not been called."""
-    gru, x = quantized(training, **options), torch.randn(1, 1, 40)
-    weights = list(gru.parameters())
-    grad = torch.randn(1, 1, 64 * (2 if gru.bidirectional else 1))
-
-    def call() -> object:
-        with nullcontext() if training else torch.no_grad():
-            y, _ = gru(x)
-        return torch.autograd.grad(y, weights, grad) if training else y
-
-    return call
-
-
 def main() -> None:
-    """Print a line for each kind of call."""
+    """Count and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--where", action="store_true")
+    parser.add_argument("--each", action="store_true", help="print the functions")
     args = parser.parse_args()
-    stack = {"num_layers": 2, "bidirectional": True}
-    for what, training, options, before in (
-        ("prepared call in eval mode", False, {}, 4),
-        ("prepared step of training, one layer", True, {}, 4),
-        ("prepared step of training, two layers, bidirectional", True, stack, 4),
-        ("first call", False, {}, 0),
-    ):
-        python_calls(call_of(training, **options))  # imports and caches of the process
-        call = call_of(training, **options)
-        for _ in range(before):
-            call()
-        found = python_calls(call)
-        print(f"{found.total():5d}  {what}")
-        if args.where:
-            for name, count in found.most_common(30):
-                print(f"       {count:5d}  {name}")
+    x = torch.randn(1, 1, 40)
+    print(f"{'':>26} {'first':>6} {'later':>6}")
+    for name, options in STACKS.items():
+        for kind in ("inference", "eval, gradients on", "training step"):
+            gru = made(**options).train(kind == "training step")
+            weights = list(gru.parameters())
+
+            def run(
+                gru: QuantGRU = gru, weights: list[torch.Tensor] = weights, kind: str = kind
+            ) -> None:
+                with torch.set_grad_enabled(kind != "inference"):
+                    y, _ = gru(x)
+                if kind == "training step":
+                    torch.autograd.grad(y, weights, torch.ones_like(y))
+
+            first = calls_in(run)
+            for _ in range(3):
+                run()
+            later = calls_in(run)
+            print(f"{name}\n" if kind == "inference" else "", end="")
+            print(f"{kind:>26} {sum(first.values()):6d} {sum(later.values()):6d}")
+            for function, count in later.most_common() if args.each else ():
+                print(f"{'':>26} {count:6d} {function}")
 
 
 if __name__ == "__main__":

@@ -371,14 +371,14 @@ def test_requantize(host, bits, directions):
     above = Quantizer(bits, False, 2.0**-bits, 1 << bits - 1)
     sums = [_between(q, above) for q in below]
     states = [torch.randint(q.lo, q.hi + 1, (4, 3, 70)).to(q.container) for q in below]
-    expected = dispatch.requantize(sums, below, above, states)
+    expected = dispatch.Executor().requantize(sums, below, above, states)
     got = boundary.requantize(sums, below, above, states, host)
     assert got.dtype == above.container
     assert got.shape == (4, 3, 70 * directions)
     assert torch.equal(got, expected)
     grad = torch.randn(got.shape)
     grad[1, 2, :5] = torch.nan
-    masked = dispatch.masked_requantized(sums, below, above, states, grad.clone())
+    masked = dispatch.Executor().masked_requantized(sums, below, above, states, grad.clone())
     assert 0.1 < (masked == 0).float().mean() < 0.9
     boundary.mask_requantized(sums, below, above, states, grad, host)
     torch.testing.assert_close(grad, masked, rtol=0, atol=0, equal_nan=True)

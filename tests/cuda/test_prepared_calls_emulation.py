@@ -16,7 +16,7 @@ from quant_gru.execution import prepared_call
 from quant_gru.execution.weight_guard import WeightGuard
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS
-from quant_gru.kernels import _native
+from quant_gru.kernels import _native, dispatch
 from quant_gru.kernels.cuda.forward import stack
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -50,7 +50,7 @@ def prepared_of(gru, host):
     """Prepared calls of a GPU, on the host."""
     plan, own = gru._plan(), list(gru._parameters.values())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepared_call, "stack_of", lambda plan: stack.Stack(plan, host))
+        patch.setattr(dispatch.CPU, "stack_of", lambda _, plan: stack.Stack(plan, host))
         return prepared_call.prepare(lambda: plan, [own], own, own[0].dtype)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 from quant_gru.execution import prepared_call
+from quant_gru.kernels import dispatch
 from quant_gru.kernels.cuda.forward import stack
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.weights.contents import Contents
@@ -119,14 +120,14 @@ def prepared_of(gru, host, monkeypatch):
     """Calls of a GPU, on the host."""
     plan, own = gru._plan(), list(gru._parameters.values())
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,4")
-    monkeypatch.setattr(prepared_call, "stack_of", lambda plan: stack.Stack(plan, host))
+    monkeypatch.setattr(dispatch.CPU, "stack_of", lambda _, plan: stack.Stack(plan, host))
     found = []
 
-    def contents_of(weights):
+    def contents_of(_, weights):
         found.append(Contents(weights, host))
         return found[-1]
 
-    monkeypatch.setattr(prepared_call, "contents_of", contents_of)
+    monkeypatch.setattr(dispatch.CPU, "contents_of", contents_of)
     return prepared_call.prepare(lambda: plan, [own], own, own[0].dtype), found[0]
 
 

@@ -97,14 +97,14 @@ class TestBetweenForwardAndBackward:
         expected = torch.autograd.grad(gru(x)[0].square().sum(), weights)
         loss = gru(x)[0].square().sum()
         inside, go_on, found = threading.Event(), threading.Event(), []
-        original = dispatch.backward_layer
+        original = dispatch.CPU.backward_layer
 
         def slow(*arguments):
             inside.set()
             go_on.wait(30)
             return original(*arguments)
 
-        monkeypatch.setattr("quant_gru.autograd.backward_pass.backward_layer", slow)
+        monkeypatch.setattr(dispatch.CPU, "backward_layer", slow)
         thread = threading.Thread(target=lambda: found.extend(torch.autograd.grad(loss, weights)))
         thread.start()
         assert inside.wait(30)

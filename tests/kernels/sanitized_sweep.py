@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-# stacks and streams, boundaries, batches, layers that follow weights, whole calls, launches
+# stacks, their backwards, streams, boundaries, batches, layers that follow weights, calls, launches
 ELSE = (
     "kernels/test_native_stack.py",
+    "kernels/test_stack_backward.py",
     "kernels/test_cpu_boundary.py",
     "kernels/test_cpu_executor.py::test_threads_and_many_rows",
     "kernels/test_live_weights.py::test_a_layer_changes_its_kernel_and_back",

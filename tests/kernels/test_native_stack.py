@@ -8,11 +8,11 @@ import torch
 from bits import same_bits
 from random_stacks import random_stack
 
-from quant_gru.execution import layers
 from quant_gru.execution.layers import run_real
 from quant_gru.integer.backward import Kept
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.dispatch import CPU
 from quant_gru.modules.stream import Stream
 
 NATIVE = cpu.choices()[:-1]
@@ -106,7 +106,7 @@ def test_gradients_of_nan(seed, monkeypatch):
     for whole in (True, False):
         with monkeypatch.context() as patch:
             if not whole:
-                patch.setattr(layers, "stack_of", lambda *_: None)
+                patch.setattr(CPU, "stack_of", lambda *_: None)
             case.gru.zero_grad()
             x = case.x.clone().requires_grad_()
             y, last = case.gru(x, case.h0)

@@ -16,7 +16,7 @@ from quant_gru.integer.backward import Gradients, Tape, Wanted, complete
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.scale_gradients import scale_gradients
-from quant_gru.kernels.dispatch import backward_layer, quantize, runs_on_gpu
+from quant_gru.kernels.dispatch import executor_of, runs_on_gpu
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ def gradients(
         drops = noise is not None and noise.drops
         below = _below(done, first - D, D, learns or drops) if layer else None
         tapes = _tapes(plan, layer, done, below)
-        results = backward_layer(
+        results = executor_of(done.x.device).backward_layer(
             tapes,
             [None] * D if grad is None else [grad] if D == 1 else grad.chunk(2, dim=-1),
             [None if grad_last is None else grad_last[first + d] for d in range(D)],
@@ -155,6 +155,7 @@ def _tapes(plan: GRUPlan, layer: int, done: Pass, below: Below | None) -> list[T
     cells, noise = plan.cells[layer], done.noise
     D, H, first = len(cells), cells[0].hidden_size, layer * len(cells)
     T, N, _ = done.x.shape
+    executor = executor_of(done.x.device)
     if below is not None and not (noise is not None and noise.drops):
         inputs = requantized(plan, layer, below)
     elif (
@@ -171,7 +172,7 @@ def _tapes(plan: GRUPlan, layer: int, done: Pass, below: Below | None) -> list[T
         Tape(
             cell,
             inputs[d],
-            None if done.h0 is None else quantize(cell.h, done.h0[first + d])[0],
+            None if done.h0 is None else executor.quantize(cell.h, done.h0[first + d])[0],
             done.out[first + d],
             done.lengths,
             d == 1,

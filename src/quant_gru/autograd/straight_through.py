@@ -32,9 +32,7 @@ from quant_gru.integer.call_form import Packing, inward, outward
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernels.cpu.prepared_backward import PreparedBackward as PreparedBackwardCPU
-from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
-from quant_gru.kernels.dispatch import prepared_backward
+from quant_gru.kernels.dispatch import Prepared, executor_of
 from quant_gru.kernels.live_weights import LiveWeights, all_live, epochs
 
 
@@ -62,16 +60,24 @@ class Differentiated:
     again: Callable[[Sequence[Tensor], Noise | None], GRUPlan]
     thread: int = field(default_factory=get_ident)
     live: tuple[LiveWeights, ...] = ()
-    back: PreparedBackward | PreparedBackwardCPU | None = None
+    back: Prepared | None = None
 
     def __post_init__(self) -> None:
         self.live = all_live(self.plan)
         if not self.scales and not self.stash_bits:
-            self.back = prepared_backward(self.plan, self.precision)
+            executor = executor_of(self.plan.cells[0][0].weights.W.device)
+            self.back = executor.prepared_backward(self.plan, self.precision)
 
-    def epochs(self) -> tuple[int, ...]:
-        """Return how often the numbers of the plan have been rewritten, per cell."""
-        return epochs(self.live)
+    def run(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        packing: Packing | None,
+        dtype: torch.dtype,
+        weights: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Run a call without noise, differentiably; see `run`."""
+        return run(self, x, h0, Given(packing, None, dtype), weights)
 
 
 @dataclass(eq=False)
@@ -111,8 +117,9 @@ def run(
         Output (T, N, D*H), or (rows, D*H) if packed, and last states
         (layers * directions, N, H).
     """
-    tensors = [None if t is None else _unwrap_if_dead(t) for t in (x, h0, *weights, *logarithms)]
-    y, h_n = _apply(how, given, *tensors)
+    h0 = None if h0 is None else _unwrap_if_dead(h0)
+    tensors = map(_unwrap_if_dead, (*weights, *logarithms))
+    y, h_n = _apply(how, given, _unwrap_if_dead(x), h0, *tensors)
     return y, h_n
 
 
@@ -136,7 +143,7 @@ class _StraightThrough(torch.autograd.Function):
                 for codes, q in zip(out, _quantizers(how), strict=True)
             ]
         ctx.set_materialize_grads(False)
-        ctx.how, ctx.given, ctx.cells, ctx.epochs = how, given, len(out), how.epochs()
+        ctx.how, ctx.given, ctx.cells, ctx.epochs = how, given, len(out), epochs(how.live)
         nan = nan_of(inward(None, h_n, packing)[1]) if kept.nan is None else kept.nan
         ctx.save_for_backward(x, h0, nan, *out, *parameters)
         return y, h_n
@@ -151,7 +158,7 @@ class _StraightThrough(torch.autograd.Function):
         # Another forward may have rewritten, or may be rewriting, the parts that follow weights. On
         # a GPU an autograd thread runs this backward while the thread of the forward waits.
         own = device.type == "cuda" or get_ident() == how.thread
-        is_ours = not how.live or (own and how.epochs() == ctx.epochs)
+        is_ours = not how.live or (own and epochs(how.live) == ctx.epochs)
         if back is not None and is_ours and given.noise is None and not torch.is_grad_enabled():
             outs = rest[: ctx.cells]
             form = given.packing, given.dtype

@@ -14,7 +14,7 @@ from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import QuantConfig
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights
 from quant_gru.integer.qparams import QParams, finite_values, unpinned_scales
-from quant_gru.kernels.dispatch import run_cell
+from quant_gru.kernels.dispatch import executor_of
 
 # A later set must be better than the first one by this much, about 0.1 dB.
 _BETTER = 0.98
@@ -43,7 +43,7 @@ class Judge:
         w = self._weights
         part = build_weights(replace(qparams, pinned=self._scales), w.W, w.R, w.bw, w.br)
         plan = CellPlan(build_frozen(qparams, torch.device("cpu")), part)
-        out, _ = run_cell(
+        out, _ = executor_of(part.W.device).run_cell(
             plan,
             plan.border.quantize(self._x).to(plan.x.container),
             plan.h.quantize(self._h0).to(plan.h.container),

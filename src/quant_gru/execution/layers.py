@@ -14,17 +14,7 @@ from quant_gru.integer.call_form import Packing, inward, outward
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernels.dispatch import (
-    dequantize,
-    masked,
-    masked_requantized,
-    quantize,
-    requantize,
-    run_cell,
-    run_layer,
-    spread_nan,
-    stack_of,
-)
+from quant_gru.kernels.dispatch import Executor, executor_of
 
 Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -95,7 +85,7 @@ def run_real(
     x = x.detach() if x.requires_grad else x
     h0 = h0.detach() if h0 is not None and h0.requires_grad else h0
     if noise is None:
-        stack = stack_of(plan)
+        stack = _executor(plan).stack_of(plan)
         result = None if stack is None else stack.run(x, h0, lengths, kept, packing, dtype)
         if result is not None:
             return result
@@ -118,21 +108,22 @@ def _run_layers(
     """Run one layer after the other, in float32 and without packed rows."""
     if h0 is None:
         h0 = zero_states(plan, x)
+    executor = _executor(plan)
     below: Below | None = None
     last: list[Tensor] = []
     for layer, cells in enumerate(plan.cells):
         D, T, N, H = len(cells), *x.shape[:2], cells[0].hidden_size
         inputs, nan = input_codes(plan, layer, x, below, noise)
         first = layer * D
-        states = [quantize(cell.h, h0[first + d]) for d, cell in enumerate(cells)]
+        states = [executor.quantize(cell.h, h0[first + d]) for d, cell in enumerate(cells)]
         held = [noise.held(layer, d, D, (T, N, H)) if noise else None for d in range(D)]
-        runs = run_layer(cells, inputs, [codes for codes, _ in states], lengths, held)
+        runs = executor.run_layer(cells, inputs, [codes for codes, _ in states], lengths, held)
         spread = [
-            spread_nan(nan, h0_nan, cell, reverse=d == 1)
+            _spread_nan(nan, h0_nan, cell, reverse=d == 1)
             for d, (cell, (_, h0_nan)) in enumerate(zip(cells, states, strict=True))
         ]
         for d, (cell, (_, codes)) in enumerate(zip(cells, runs, strict=True)):
-            last.append(dequantize(cell.h, codes, spread[d][0 if d else -1]))
+            last.append(executor.dequantize(cell.h, codes, spread[d][0 if d else -1]))
         # `spread` has T + 1 states: drop the one before the first step
         below = Below(
             [out for out, _ in runs],
@@ -168,10 +159,11 @@ def input_codes(
         codes = requantized(plan, layer, below)
     else:
         real = real_input(plan, layer, x, below, noise)
-        first, seen = quantize(cells[0].border, real)
+        executor = _executor(plan)
+        first, seen = executor.quantize(cells[0].border, real)
         nan = seen if nan is None else nan
         rest = [
-            first if cell.border == cells[0].border else quantize(cell.border, real)[0]
+            first if cell.border == cells[0].border else executor.quantize(cell.border, real)[0]
             for cell in cells[1:]
         ]
         codes = [first, *rest]
@@ -211,9 +203,10 @@ def mask_input(
         grad: Gradient of the dequantized codes; it may be changed in place.
     """
     if below is not None and not (noise and noise.drops):
-        return masked_requantized(*_between(plan, layer, direction), below.codes, grad)
+        between = _between(plan, layer, direction)
+        return _executor(plan).masked_requantized(*between, below.codes, grad)
     real = real_input(plan, layer, x, below, noise)
-    return masked(plan.cells[layer][direction].border, real, grad)
+    return _executor(plan).masked(plan.cells[layer][direction].border, real, grad)
 
 
 def real_input(
@@ -229,8 +222,9 @@ def real_input(
 
 def real_output(plan: GRUPlan, layer: int, below: Below) -> Tensor:
     """Return the outputs of a layer as real values, (T, N, D*H), float32."""
+    executor = _executor(plan)
     halves = [
-        dequantize(cell.h, codes, nan)
+        executor.dequantize(cell.h, codes, nan)
         for cell, codes, nan in zip(plan.cells[layer], below.codes, below.nan, strict=True)
     ]
     return halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
@@ -250,13 +244,14 @@ def run_codes(
         h0: Codes of output.h (layers * directions, N, H).
         lengths: int64 (N,) or None.
     """
+    executor = _executor(plan)
     below: list[Tensor] = []
     index = 0
     for layer, cells in enumerate(plan.cells):
         outputs: list[Tensor] = []
         for direction, cell in enumerate(cells):
             x = _requantize(plan, layer, direction, below) if layer else inputs[direction]
-            out, last = run_cell(cell, x, h0[index], lengths, reverse=direction == 1)
+            out, last = executor.run_cell(cell, x, h0[index], lengths, reverse=direction == 1)
             yield CellRun(layer, direction, cell, x, h0[index], out, last)
             outputs.append(out)
             index += 1
@@ -278,7 +273,7 @@ def border_codes(plan: GRUPlan, x: Tensor, h0: Tensor) -> tuple[list[Tensor], Te
 
 def _requantize(plan: GRUPlan, layer: int, direction: int, below: Sequence[Tensor]) -> Tensor:
     """Return X = weighted_sum(h - z_h) of the layer below, per direction half; codes."""
-    return requantize(*_between(plan, layer, direction), below)
+    return _executor(plan).requantize(*_between(plan, layer, direction), below)
 
 
 def _between(
@@ -287,3 +282,23 @@ def _between(
     """Return the sums and quantizers that convert codes of the layer below to input codes."""
     below = [cell.h for cell in plan.cells[layer - 1]]
     return plan.between[layer - 1][direction], below, plan.cells[layer][direction].x
+
+
+def _executor(plan: GRUPlan) -> Executor:
+    return executor_of(plan.cells[0][0].weights.W.device)
+
+
+def _spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> Tensor:
+    """Return which rows are NaN before the first step and after each step, bool (T + 1, N).
+
+    Args:
+        x_nan: bool (T, N): inputs with NaN.
+        h0_nan: bool (N,): initial states with NaN.
+        plan: The plan. A NaN in a weight makes all rows NaN.
+        reverse: Steps run from the last to the first. The initial state is then the last entry,
+            because entries are in order of time.
+    """
+    start = (h0_nan | ~plan.weights.finite)[None]
+    steps = torch.cat([x_nan, start]).flip(0) if reverse else torch.cat([start, x_nan])
+    spread = torch.cummax(steps.to(torch.uint8), dim=0).values.to(torch.bool)
+    return spread.flip(0) if reverse else spread

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.random import BETWEEN_LAYERS, RECURRENT, ZONEOUT
-from quant_gru.kernels.dispatch import events
+from quant_gru.kernels.dispatch import executor_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,11 @@ class Noise:
             return ~self.updates[layer * directions + direction]
         if self.seed is None or not self.zoneout:
             return None
-        return events(self.seed, self.zoneout, shape, ZONEOUT + 2 * layer + direction)
+        return self._events(self.zoneout, shape, ZONEOUT + 2 * layer + direction)
+
+    def _events(self, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
+        assert self.seed is not None
+        return executor_of(self.seed.device).events(self.seed, p, shape, stream)
 
     def factors(self, layer: int, shape: tuple[int, int, int]) -> Tensor:
         """Return factors for the input values of a layer: 0 or 1 / (1 - p), float32.
@@ -52,8 +56,7 @@ class Noise:
             layer: Index of the layer.
             shape: (T, N, features).
         """
-        assert self.seed is not None
-        dropped = events(self.seed, self.dropout, shape, BETWEEN_LAYERS + 2 * layer)
+        dropped = self._events(self.dropout, shape, BETWEEN_LAYERS + 2 * layer)
         kept = 0.0 if self.dropout == 1 else 1 / (1 - self.dropout)
         return torch.where(dropped, 0.0, kept)
 
@@ -72,7 +75,7 @@ class Noise:
             return None
         shape = (1, 3 * hidden_size, hidden_size)
         stream = RECURRENT + 2 * layer + direction
-        return events(self.seed, self.recurrent_dropout, shape, stream)[0]
+        return self._events(self.recurrent_dropout, shape, stream)[0]
 
     def weight_factors(self, layer: int, direction: int, hidden_size: int) -> Tensor | None:
         """Return factors of the recurrent weights: 0 or 1 / (1 - p), float32; None if all are 1."""

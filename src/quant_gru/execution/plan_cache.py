@@ -47,7 +47,10 @@ class _Live:
     @property
     def is_updating(self) -> bool:
         """Whether its thread is updating it: a signal handler or finalizer has interrupted that."""
-        return any(cell.is_updating for cell in self.cells)
+        for cell in self.cells:
+            if cell.lock.locked():
+                return True
+        return False
 
     def fits(self, qparams: Sequence[QParams], weights: Sequence[Weights]) -> bool:
         """Return whether the plan has these quantizers, and weights of these shapes and devices."""
@@ -132,11 +135,12 @@ class PlanCache(CallKeeper):
             live: As for `plan`.
         """
         if not live:
-            return self.prepared
+            return None if self.prepared is None or self.prepared.live else self.prepared
         found = self._live.get((threading.get_ident(), device))
         if found is None or found.prepared is None or found.is_updating:
             return None
         self.forget_settled()
+        self.prepared = found.prepared
         return found.prepared
 
     def keep(self, prepared: PreparedCall) -> None:
@@ -147,7 +151,7 @@ class PlanCache(CallKeeper):
         device = prepared.plan.cells[0][0].weights.W.device
         live = self._live.get((threading.get_ident(), device))
         if live is not None and live.plan is prepared.plan:
-            live.prepared = prepared if prepared.is_kept else None
+            live.prepared = self.prepared = prepared if prepared.is_kept else None
 
     def forget_settled(self) -> None:
         """Forget everything that belongs to one state of the weights."""

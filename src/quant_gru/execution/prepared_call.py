@@ -18,12 +18,14 @@ from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.errors import QuantGRUWarning, caller_stacklevel
+from quant_gru.execution.layers import run_real
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.weights.contents import Contents
-from quant_gru.kernels.dispatch import Stack, contents_of, stack_of
-from quant_gru.kernels.live_weights import LiveWeights, all_live
+from quant_gru.kernels.dispatch import Stack, executor_of
+from quant_gru.kernels.live_weights import LiveWeights, all_live, native_update
 
 SILENT_WRITE = (
     "Expected writes to weights that PyTorch records, got one that it does not, such as a "
@@ -69,18 +71,33 @@ class PreparedCall:
         self.differentiated: Any = None
         self.captured = False
         self._device = plan.cells[0][0].weights.W.device
-        self._updates: list[Callable[[], None]] = []
-        if self.live:
-            pairs = zip(self.live, cells, strict=True)
-            self._updates = [live.update_again(*cell) for live, cell in pairs]
+        self._thread = threading.get_ident()
         self._stack: Stack | None = None
         self._native: Any = None
-        if guard is not None and not self.live:
+        self._updates: list[Callable[[], None]] = []
+        if self.live:
+            self._follow_weights()
+        elif guard is not None:
             if contents is not None:
                 contents.watch(guard.native)
-            self._stack = stack_of(plan)
+            self._stack = executor_of(self._device).stack_of(plan)
             if self._stack is not None:
                 self._native = self._stack.prepared(guard.native, dtype)
+
+    def _follow_weights(self) -> None:
+        """Prepare updates of the live parts."""
+        update = native_update(self.live, self._cells)
+        if update is None:
+            pairs = zip(self.live, self._cells, strict=True)
+            self._updates = [live.update_again(*cell) for live, cell in pairs]
+            return
+        self._updates = [update]
+        # learned scales are other weights, which a plan does not follow
+        if self._guard is not None and len(self._guard.weights) == len(self.weights):
+            cell = self.plan.cells[0][0]
+            sizes = (-1, len(self.live), cell.input_size, cell.hidden_size)
+            functions = (Tensor, torch.is_grad_enabled)
+            self._native = _native.PreparedCheck(sizes, self._guard.native, functions)
 
     @property
     def is_kept(self) -> bool:
@@ -145,15 +162,49 @@ class PreparedCall:
 
         Returns:
             Output in the form of the input, and last states. None if a weight or `QUANT_GRU_CPU`
-            changed, a gradient may be needed, or native code does not support the call.
+            changed, a gradient may be needed of a plan that does not follow the weights, or native
+            code does not support the call.
         """
         if self._native is None:
             return None
         result = self._native.run(weights, x, hx, lengths, batch_first, packing)
-        if result is not NotImplemented:
-            return result  # type: ignore[no-any-return]
+        if result is None or type(result) is tuple:
+            return result
         assert isinstance(x, Tensor)
-        return self._lay_out(x, hx, lengths, batch_first, packing)
+        if result is NotImplemented:
+            return self._lay_out(x, hx, lengths, batch_first, packing)
+        return self._run_live(x, hx, lengths, batch_first, packing, result)
+
+    def _run_live(
+        self,
+        x: Tensor,
+        hx: Tensor | None,
+        lengths: Tensor | None,
+        batch_first: bool,
+        packing: Packing | None,
+        differentiable: bool,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a call that reads the current weights, if it is as a call before it."""
+        how = self.differentiated
+        if lengths is not None or (differentiable and how is None) or not self._may_update():
+            return None
+        self.update()
+        x = x.transpose(0, 1) if batch_first else x
+        dtype = self._dtype or x.dtype
+        if differentiable:
+            y, h_n = how.run(x, hx, packing, dtype, self.weights)
+        else:
+            y, h_n = run_real(self.plan, x, hx, None, None, None, packing, dtype)
+        return (y.transpose(0, 1) if batch_first else y), h_n
+
+    def _may_update(self) -> bool:
+        """Return whether this is the plan's thread, and does not interrupt an update."""
+        if self._thread != threading.get_ident():
+            return False
+        for each in self.live:
+            if each.lock.locked():
+                return False
+        return True
 
     def _lay_out(
         self,
@@ -217,5 +268,5 @@ def prepare(
     device = next(w.device for w in used if w is not None)
     # results of a captured graph exist only after it has run
     guard = None if capturing(device) else guard_of(own, used, device)
-    contents = None if guard is None or live else contents_of(guard.weights)
+    contents = None if guard is None or live else executor_of(device).contents_of(guard.weights)
     return PreparedCall(build(), guard, cells, dtype, contents)

@@ -142,7 +142,14 @@ def _checked_order(name: str, order: Tensor | None, N: int, device: torch.device
             f"Expected {name} of a PackedSequence to be int64 of shape ({N},) on {device}, got "
             f"{order.dtype} of shape {tuple(order.shape)} on {order.device}"
         )
-    return order.contiguous()
+    order = order.contiguous()
+    wrong = _native.wrong_index(order.data_ptr(), N) if device.type == "cpu" else -1
+    if wrong >= 0:
+        raise QuantGRUError(
+            f"Expected {name} of a PackedSequence to be in 0..{N - 1}, got {int(order[wrong])} "
+            f"at row {wrong}"
+        )
+    return order
 
 
 def normalize(

@@ -6,7 +6,7 @@ cpu/executor.py and cpu/plan_packing.py describe the numbers of layers.
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from kernel_runtime._native import Fields, Launches
 
@@ -43,23 +43,54 @@ class Stack:
         finite: list[int],
         keep: Any,
     ) -> None: ...
-    def run(
+
+class CPUCalls:
+    """Calls of a stack; see bindings/cpu_calls.hpp.
+
+    `torch` are Tensor and get_num_threads. `dtypes` are those of real values and of codes. `parts`
+    returns the parts of a tensor maker for a shape, a dtype and whether rows come first in memory.
+    """
+
+    def __init__(
         self,
-        x: int,
-        x_step: int,
-        x_row: int,
-        h0: int,
-        y: int,
-        y_step: int,
-        y_row: int,
-        last: int,
-        kept: list[int],
-        lengths: int,
-        T: int,
-        N: int,
-        threads: int,
+        stack: Stack,
+        variable: str,
+        torch: tuple[Any, ...],
+        dtypes: tuple[dtype, ...],
+        parts: Callable[[tuple[int, ...], dtype, bool], tuple[Any, ...]],
         /,
     ) -> None: ...
+    def is_chosen(self) -> bool: ...
+    # returns y, last states and, if kept, NaN and codes; NotImplemented for negated tensors
+    def run(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None,
+        packing: Packing | None,
+        dtype: dtype,
+        keeps: bool,
+        /,
+    ) -> Any: ...
+
+class CPUBackward:
+    """Backwards of calls; see bindings/cpu_calls.hpp. `keep` owns the memory of the weights."""
+
+    def __init__(self, calls: CPUCalls, weights: list[dict[str, Any]], keep: object, /) -> None: ...
+    def run(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None,
+        outs: Sequence[Tensor],
+        nan: Tensor,
+        grad_y: Tensor | None,
+        grad_last: Tensor | None,
+        wanted: tuple[bool, ...],
+        packing: Packing | None,
+        dtype: dtype,
+        /,
+    ) -> list[Tensor | None] | None: ...
 
 class WeightGuard:
     """Compares a module's weights with the given ones.
@@ -105,18 +136,18 @@ class PreparedCall:
         /,
     ) -> Any: ...
 
-class PreparedCallCPU(PreparedCall):
-    """A prepared call on the CPU; `parts` returns the parts of a tensor maker for a shape."""
+class PreparedCheck(PreparedCall):
+    """Checks of calls that read the current weights: whether their run must be differentiable."""
 
     def __init__(
-        self,
-        stack: Stack,
-        guard: WeightGuard,
-        variable: str,
-        torch: tuple[Any, ...],
-        parts: Callable[[tuple[int, ...]], tuple[Any, ...]],
-        is_real: bool,
-        /,
+        self, sizes: tuple[int, int, int, int], guard: WeightGuard, torch: tuple[Any, ...], /
+    ) -> None: ...
+
+class PreparedCallCPU(PreparedCall):
+    """A prepared call on the CPU; without a dtype, results have that of the input."""
+
+    def __init__(
+        self, calls: CPUCalls, guard: WeightGuard, torch: tuple[Any, ...], dtype: dtype | None, /
     ) -> None: ...
 
 class PreparedCallGPU(PreparedCall):
@@ -140,13 +171,21 @@ class PreparedCallGPU(PreparedCall):
 # returns the rows of the first step, the rows of all steps, and the first step with a wrong size,
 # or -1
 def packed_rows(batch_sizes: int, T: int, /) -> tuple[int, int, int]: ...
+
+# returns the first of N indices that is not in 0..N-1, or -1
+def wrong_index(indices: int, N: int, /) -> int: ...
 def packed_layout(batch_sizes: int, T: int, N: int, to: int, /) -> None: ...
 
 class Stream:
     """A stack that runs step by step, with its states in the caller's memory."""
 
-    def __init__(self, stack: Stack, N: int, states: list[int]) -> None: ...
-    def step(self, x: int, y: int, /) -> bool: ...
+    def __init__(self, calls: CPUCalls, N: int, states: list[int]) -> None: ...
+    # only the thread that has claimed a stream runs steps
+    def claim(self) -> None: ...
+    def release(self) -> None: ...
+    # returns y, or (y,) if x has a NaN; None, without a step, in another thread or for an x that
+    # is not plain
+    def step(self, x: object, /) -> Tensor | tuple[Tensor] | None: ...
 
 # one function returns the current stream; the other makes a stream wait if the previous call used
 # another stream
@@ -190,6 +229,15 @@ class Weights:
         self, W: int, R: int, bw: int, br: int, dropped: int, keep: float, threads: int, /
     ) -> bool: ...
     def forget(self) -> None: ...
+
+class LiveUpdate:
+    """Updates of cells: their `Weights`, the layers made of them, addresses of W, R, bw, br."""
+
+    def __init__(
+        self, cells: Sequence[tuple[Weights, dict[str, Layer], tuple[int, ...]]], /
+    ) -> None: ...
+    # returns whether any number changed
+    def run(self, threads: int, /) -> bool: ...
 
 # addresses of both strides and of a flag, the width of the flag, whether the flag may be set
 CallInput = tuple[int, int, int, int, bool]

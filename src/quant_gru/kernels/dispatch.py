@@ -1,4 +1,8 @@
-"""Choose an executor by device, and convert real values at its boundary."""
+"""The executors of plans, one for each kind of device.
+
+`Executor` is the definition, in PyTorch. The others override what they compute faster, and leave to
+it what they do not support. All return the same codes.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straig
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import backward as cpu_training
 from quant_gru.kernels.cpu import boundary as cpu_boundary
 from quant_gru.kernels.cpu import executor as cpu
-from quant_gru.kernels.cpu.prepared_backward import PreparedBackward as PreparedBackwardCPU
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import inputs as cuda_call
 from quant_gru.kernels.cuda.backward import layer as cuda_backward
@@ -30,9 +34,408 @@ from quant_gru.kernels.cuda.forward import stack as cuda_stack
 from quant_gru.kernels.cuda.weights.contents import Contents
 
 Stack: TypeAlias = cpu.Stack | cuda_stack.Stack
+Prepared: TypeAlias = PreparedBackward | _native.CPUBackward
 
 PRECISIONS = tuple(cuda_call.PRECISIONS)
 """Precisions of GEMMs in a GPU backward: 8, at least 11 or 24 bits. Accumulators are float32."""
+
+
+class Executor:
+    """The reference executor, on any device."""
+
+    def stack_of(self, plan: GRUPlan) -> Stack | None:
+        """Return an object that runs all layers and directions of a plan on real values.
+
+        Return None if an operator has more than 16 bits, if the reference executor runs, or if the
+        input has a zero point outside of its codes, which stacks do not know.
+
+        Args:
+            plan: The plan.
+        """
+        return None
+
+    def prepared_backward(self, plan: GRUPlan, precision: str) -> Prepared | None:
+        """Return an object that runs whole backwards faster than `backward_layer`, or None.
+
+        Args:
+            plan: The plan.
+            precision: As for `backward_layer`.
+        """
+        return None
+
+    def contents_of(self, weights: Sequence[Tensor]) -> Contents | None:
+        """Return an object that finds writes to weights that no version records.
+
+        Return None where nothing finds them, and if no weight is contiguous.
+
+        Args:
+            weights: The weights, on one device.
+        """
+        return None
+
+    def run_cell(
+        self,
+        plan: CellPlan,
+        x: Tensor,
+        h0: Tensor,
+        lengths: Tensor | None = None,
+        reverse: bool = False,
+        held: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run one layer and direction on codes, like `quant_gru.integer.reference.run`."""
+        device = plan.weights.W.device
+        if x.device != device or h0.device != device:
+            raise QuantGRUError(
+                f"Expected codes to be on the plan's device {device}, got {x.device} and "
+                f"{h0.device}"
+            )
+        return self._run(plan, x, h0, lengths, reverse, held)
+
+    def _run(
+        self,
+        plan: CellPlan,
+        x: Tensor,
+        h0: Tensor,
+        lengths: Tensor | None,
+        reverse: bool,
+        held: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run one layer and direction on codes on the plan's device."""
+        return reference.run(plan, x, h0, lengths, reverse, held)
+
+    def run_layer(
+        self,
+        plans: Sequence[CellPlan],
+        x: Sequence[Tensor],
+        h0: Sequence[Tensor],
+        lengths: Tensor | None = None,
+        held: Sequence[Tensor | None] | None = None,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Run all directions of a layer on codes.
+
+        Args:
+            plans: One plan per direction.
+            x: Input codes (T, N, C) of each direction.
+            h0: State codes (N, H) of each direction.
+            lengths: int64 (N,) or None.
+            held: For each direction, bool (T, N, H) that marks units that keep their state, or
+                None.
+
+        Returns:
+            For each direction, codes after each step (T, N, H) and after the last step (N, H).
+        """
+        held = held or [None] * len(plans)
+        each = enumerate(zip(plans, x, h0, held, strict=True))
+        return [
+            self.run_cell(plan, codes, state, lengths, index == 1, hold)
+            for index, (plan, codes, state, hold) in each
+        ]
+
+    def quantize(self, quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Quantize real values.
+
+        Args:
+            quantizer: Quantizer of `x`.
+            x: Real values (.., features).
+
+        Returns:
+            Codes in their container (.., features), and bool (..) that marks rows with NaN. The
+            codes of such rows are meaningless.
+        """
+        return quantizer.quantize(x).to(quantizer.container), x.isnan().any(-1)
+
+    def masked(self, quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
+        """Set a gradient to 0 where the codes of real values were clamped, possibly in place.
+
+        Args:
+            quantizer: Quantizer of `x`.
+            x: Real values (T, N, features).
+            grad: Gradient of the dequantized codes, same shape as `x`.
+        """
+        return grad * quantizer.inside(x)
+
+    def requantize(
+        self,
+        sums: Sequence[WeightedSum],
+        below: Sequence[Quantizer],
+        above: Quantizer,
+        codes: Sequence[Tensor],
+    ) -> Tensor:
+        """Requantize a layer's states to inputs of the next: weighted_sum(h - z_h) per direction.
+
+        Args:
+            sums: Weighted sum of each direction of the lower layer.
+            below: Quantizer of each direction's codes.
+            above: The quantizer of the result.
+            codes: Codes of each direction (T, N, H).
+
+        Returns:
+            Codes (T, N, directions * H) in their container.
+        """
+        return _unclamped(sums, below, codes).clamp(sums[0].lo, sums[0].hi).to(above.container)
+
+    def masked_requantized(
+        self,
+        sums: Sequence[WeightedSum],
+        below: Sequence[Quantizer],
+        above: Quantizer,
+        codes: Sequence[Tensor],
+        grad: Tensor,
+    ) -> Tensor:
+        """Set a gradient to 0 where `requantize` clamped, possibly in place.
+
+        Args:
+            sums: As for `requantize`.
+            below: As for `requantize`.
+            above: As for `requantize`.
+            codes: As for `requantize`.
+            grad: Gradient of the dequantized result (T, N, directions * H).
+        """
+        unclamped = _unclamped(sums, below, codes)
+        return grad * ((unclamped >= sums[0].lo) & (unclamped <= sums[0].hi))
+
+    def dequantize(self, quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
+        """Dequantize codes to float32.
+
+        Args:
+            quantizer: Quantizer of the codes.
+            codes: Codes in their container (.., features).
+            nan: bool (..): rows that become NaN.
+        """
+        return quantizer.dequantize(codes).masked_fill(nan[..., None], torch.nan)
+
+    def backward_layer(
+        self,
+        tapes: Sequence[Tape],
+        grad_out: Sequence[Tensor | None],
+        grad_last: Sequence[Tensor | None],
+        wanted: Sequence[Wanted],
+        precision: str,
+    ) -> list[Gradients]:
+        """Run the straight-through backward of all directions of a layer.
+
+        Args:
+            tapes: Inputs and outputs of each direction's forward.
+            grad_out: Gradients of each direction's dequantized outputs (T, N, H); None for zeros.
+            grad_last: Gradients of each direction's dequantized last states (N, H); None for zeros.
+            wanted: Which gradients to compute for each direction.
+            precision: The precision of GEMMs on a GPU, see `PRECISIONS`.
+        """
+        return [
+            self._straight_through(*complete(tape, out, last), want)
+            for tape, out, last, want in zip(tapes, grad_out, grad_last, wanted, strict=True)
+        ]
+
+    def _straight_through(
+        self, tape: Tape, grad_out: Tensor, grad_last: Tensor, wanted: Wanted
+    ) -> Gradients:
+        """Run the straight-through backward of one layer and direction."""
+        return straight_through(tape, grad_out, grad_last, wanted)
+
+    def events(self, seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
+        """Draw random events of probability `p`; see `quant_gru.integer.random.events`."""
+        return random.events(seed, p, shape, stream)
+
+
+class CPU(Executor):
+    """Native code; `QUANT_GRU_CPU` selects the instruction set, or the reference executor."""
+
+    def stack_of(self, plan: GRUPlan) -> Stack | None:
+        """See `Executor`."""
+        return cpu.stack_of(plan)
+
+    def prepared_backward(self, plan: GRUPlan, precision: str) -> Prepared | None:
+        """See `Executor`."""
+        stack = cpu.stack_of(plan)
+        return None if stack is None else stack.backward(plan)
+
+    def _run(
+        self,
+        plan: CellPlan,
+        x: Tensor,
+        h0: Tensor,
+        lengths: Tensor | None,
+        reverse: bool,
+        held: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        variant = cpu.chosen()
+        if variant == cpu.REFERENCE:
+            return super()._run(plan, x, h0, lengths, reverse, held)
+        return cpu.run(plan, x, h0, lengths, reverse, variant, held=held)
+
+    def quantize(self, quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Executor`."""
+        if _is_native() and not quantizer.is_outside and cpu_boundary.takes(quantizer, x):
+            return cpu_boundary.quantize(quantizer, x)
+        return super().quantize(quantizer, x)
+
+    def masked(self, quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
+        """See `Executor`."""
+        takes = not quantizer.is_outside and cpu_boundary.takes(quantizer, x)
+        if not takes or not _is_plain(grad) or not _is_native():
+            return super().masked(quantizer, x, grad)
+        cpu_boundary.mask(quantizer, x, grad)
+        return grad
+
+    def requantize(
+        self,
+        sums: Sequence[WeightedSum],
+        below: Sequence[Quantizer],
+        above: Quantizer,
+        codes: Sequence[Tensor],
+    ) -> Tensor:
+        """See `Executor`."""
+        if _is_native() and cpu_boundary.requantizes(sums, below, above, codes[0]):
+            return cpu_boundary.requantize(sums, below, above, codes)
+        return super().requantize(sums, below, above, codes)
+
+    def masked_requantized(
+        self,
+        sums: Sequence[WeightedSum],
+        below: Sequence[Quantizer],
+        above: Quantizer,
+        codes: Sequence[Tensor],
+        grad: Tensor,
+    ) -> Tensor:
+        """See `Executor`."""
+        takes = cpu_boundary.requantizes(sums, below, above, codes[0])
+        if not takes or not _is_plain(grad) or not _is_native():
+            return super().masked_requantized(sums, below, above, codes, grad)
+        cpu_boundary.mask_requantized(sums, below, above, codes, grad)
+        return grad
+
+    def _straight_through(
+        self, tape: Tape, grad_out: Tensor, grad_last: Tensor, wanted: Wanted
+    ) -> Gradients:
+        return cpu_training.backward(tape, grad_out, grad_last, wanted, cpu.chosen())
+
+    def events(self, seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
+        """See `Executor`."""
+        if not _is_native():
+            return super().events(seed, p, shape, stream)
+        return cpu.events(seed, p, shape, stream)
+
+
+class CUDA(Executor):
+    """The CUDA kernels."""
+
+    def stack_of(self, plan: GRUPlan) -> Stack | None:
+        """See `Executor`."""
+        return None if plan.is_far else cuda_stack.stack_of(plan)
+
+    def prepared_backward(self, plan: GRUPlan, precision: str) -> Prepared | None:
+        """See `Executor`."""
+        device = plan.cells[0][0].weights.W.device
+        # 'fp32' depends on PyTorch's current float32 matmul precision
+        if plan.is_far or precision == "fp32" or capturing(device):
+            return None
+        stack = cuda_stack.stack_of(plan)
+        return None if stack is None else PreparedBackward(plan, precision, stack.machine)
+
+    def contents_of(self, weights: Sequence[Tensor]) -> Contents | None:
+        """See `Executor`."""
+        readable = [w for w in weights if w.is_contiguous()]
+        return Contents(readable, machine.machine_of(weights[0].device)) if readable else None
+
+    def _run(
+        self,
+        plan: CellPlan,
+        x: Tensor,
+        h0: Tensor,
+        lengths: Tensor | None,
+        reverse: bool,
+        held: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        return cuda.run(plan, x, h0, lengths, reverse, held=held)
+
+    def run_layer(
+        self,
+        plans: Sequence[CellPlan],
+        x: Sequence[Tensor],
+        h0: Sequence[Tensor],
+        lengths: Tensor | None = None,
+        held: Sequence[Tensor | None] | None = None,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """See `Executor`. Use one launch if possible."""
+        if any(plan.x != plans[0].x for plan in plans):
+            return super().run_layer(plans, x, h0, lengths, held)
+        each = enumerate(zip(plans, h0, held or [None] * len(plans), strict=True))
+        directions = [
+            cuda.Direction(plan, state, index == 1, hold) for index, (plan, state, hold) in each
+        ]
+        return cuda.run_directions(directions, x[0], lengths)
+
+    def quantize(self, quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Executor`."""
+        takes = boundary.takes(quantizer) and not quantizer.is_outside
+        if takes and x.dtype == torch.float32:
+            return boundary.quantize(quantizer, x)
+        return super().quantize(quantizer, x)
+
+    def masked(self, quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
+        """See `Executor`."""
+        takes = boundary.takes(quantizer) and not quantizer.is_outside
+        if not takes or x.dtype != torch.float32 or not _is_plain(grad):
+            return super().masked(quantizer, x, grad)
+        boundary.mask(quantizer, x, grad)
+        return grad
+
+    def requantize(
+        self,
+        sums: Sequence[WeightedSum],
+        below: Sequence[Quantizer],
+        above: Quantizer,
+        codes: Sequence[Tensor],
+    ) -> Tensor:
+        """See `Executor`."""
+        if all(map(boundary.takes, (above, *below))):
+            return boundary.requantize(sums, below, above, codes)
+        return super().requantize(sums, below, above, codes)
+
+    def masked_requantized(
+        self,
+        sums: Sequence[WeightedSum],
+        below: Sequence[Quantizer],
+        above: Quantizer,
+        codes: Sequence[Tensor],
+        grad: Tensor,
+    ) -> Tensor:
+        """See `Executor`."""
+        if not _is_plain(grad) or not all(map(boundary.takes, (above, *below))):
+            return super().masked_requantized(sums, below, above, codes, grad)
+        boundary.mask_requantized(sums, below, above, codes, grad)
+        return grad
+
+    def dequantize(self, quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
+        """See `Executor`."""
+        if boundary.takes(quantizer):
+            return boundary.dequantize(quantizer, codes, nan)
+        return super().dequantize(quantizer, codes, nan)
+
+    def backward_layer(
+        self,
+        tapes: Sequence[Tape],
+        grad_out: Sequence[Tensor | None],
+        grad_last: Sequence[Tensor | None],
+        wanted: Sequence[Wanted],
+        precision: str,
+    ) -> list[Gradients]:
+        """See `Executor`."""
+        return cuda_backward.backward(tapes, grad_out, grad_last, union(wanted), precision)
+
+    def events(self, seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
+        """See `Executor`."""
+        return boundary.events(seed, p, shape, stream)
+
+
+_REFERENCE, _CPU, _CUDA = Executor(), CPU(), CUDA()
+
+
+def executor_of(device: torch.device) -> Executor:
+    """Return the executor of a device."""
+    if runs_on_gpu(device):
+        return _CUDA
+    return _CPU if device.type == "cpu" else _REFERENCE
 
 
 def executor_name(device: torch.device | str = "cpu") -> str:
@@ -68,155 +471,12 @@ def load(device: torch.device) -> None:
         machine.machine_of(device)
 
 
-def stack_of(plan: GRUPlan) -> Stack | None:
-    """Return a stack that runs all layers and directions of a plan on real values.
-
-    Return None if an operator has more than 16 bits, if the reference executor runs, or if the
-    input has a zero point outside of its codes, which stacks do not know.
-
-    Args:
-        plan: The plan.
-    """
-    device = plan.cells[0][0].weights.W.device
-    if plan.is_far:
-        return None
-    if runs_on_gpu(device):
-        return cuda_stack.stack_of(plan)
-    variant = cpu.chosen() if device.type == "cpu" else cpu.REFERENCE
-    return None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
+def _is_native() -> bool:
+    return cpu.chosen() != cpu.REFERENCE
 
 
-def contents_of(weights: Sequence[Tensor]) -> Contents | None:
-    """Return an object that finds writes to weights that no version records.
-
-    Return None if weights are not on a GPU that runs the CUDA kernels, or none is contiguous.
-
-    Args:
-        weights: The weights, on one device.
-    """
-    device = weights[0].device
-    readable = [w for w in weights if w.is_contiguous()]
-    if not readable or not runs_on_gpu(device):
-        return None
-    return Contents(readable, machine.machine_of(device))
-
-
-def run_cell(
-    plan: CellPlan,
-    x: Tensor,
-    h0: Tensor,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
-    held: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run one layer and direction on codes, with the fastest executor of the device.
-
-    All executors return the same codes. `quant_gru.integer.reference.run` describes the arguments.
-    """
-    device = plan.weights.W.device
-    if x.device != device or h0.device != device:
-        raise QuantGRUError(
-            f"Expected codes to be on the plan's device {device}, got {x.device} and {h0.device}"
-        )
-    if x.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
-        return cpu.run(plan, x, h0, lengths, reverse, cpu.chosen(), held=held)
-    if runs_on_gpu(x.device):
-        return cuda.run(plan, x, h0, lengths, reverse, held=held)
-    return reference.run(plan, x, h0, lengths, reverse, held)
-
-
-def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize real values.
-
-    Args:
-        quantizer: Quantizer of `x`.
-        x: Real values (.., features).
-
-    Returns:
-        Codes in their container (.., features), and bool (..) that marks rows with NaN. The codes
-        of such rows are meaningless.
-    """
-    if quantizer.is_outside:
-        return quantizer.quantize(x).to(quantizer.container), x.isnan().any(-1)
-    if runs_on_gpu(x.device) and x.dtype == torch.float32 and boundary.takes(quantizer):
-        return boundary.quantize(quantizer, x)
-    if cpu_boundary.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
-        return cpu_boundary.quantize(quantizer, x)
-    return quantizer.quantize(x).to(quantizer.container), x.isnan().any(-1)
-
-
-def masked(quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
-    """Set a gradient to 0 where the codes of real values were clamped, possibly in place.
-
-    Args:
-        quantizer: Quantizer of `x`.
-        x: Real values (T, N, features).
-        grad: Gradient of the dequantized codes, same shape as `x`.
-    """
-    if quantizer.is_outside:
-        return grad * quantizer.inside(x)
-    fast = x.dtype == grad.dtype == torch.float32 and boundary.takes(quantizer)
-    if fast and runs_on_gpu(x.device) and grad.is_contiguous():
-        boundary.mask(quantizer, x, grad)
-        return grad
-    native = grad.dtype == torch.float32 and grad.is_contiguous() and grad.device == x.device
-    if native and cpu_boundary.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
-        cpu_boundary.mask(quantizer, x, grad)
-        return grad
-    return grad * quantizer.inside(x)
-
-
-def requantize(
-    sums: Sequence[WeightedSum],
-    below: Sequence[Quantizer],
-    above: Quantizer,
-    codes: Sequence[Tensor],
-) -> Tensor:
-    """Requantize a layer's states to inputs of the next: x = weighted_sum(h - z_h) per direction.
-
-    Args:
-        sums: Weighted sum of each direction of the lower layer.
-        below: Quantizer of each direction's codes.
-        above: The quantizer of the result.
-        codes: Codes of each direction (T, N, H).
-
-    Returns:
-        Codes (T, N, directions * H) in their container.
-    """
-    if cpu.chosen() != cpu.REFERENCE and cpu_boundary.requantizes(sums, below, above, codes[0]):
-        return cpu_boundary.requantize(sums, below, above, codes)
-    if runs_on_gpu(codes[0].device) and all(map(boundary.takes, (above, *below))):
-        return boundary.requantize(sums, below, above, codes)
-    unclamped = _unclamped(sums, below, codes)
-    return unclamped.clamp(sums[0].lo, sums[0].hi).to(above.container)
-
-
-def masked_requantized(
-    sums: Sequence[WeightedSum],
-    below: Sequence[Quantizer],
-    above: Quantizer,
-    codes: Sequence[Tensor],
-    grad: Tensor,
-) -> Tensor:
-    """Set a gradient to 0 where `requantize` clamped, possibly in place.
-
-    Args:
-        sums: As for `requantize`.
-        below: As for `requantize`.
-        above: As for `requantize`.
-        codes: As for `requantize`.
-        grad: Gradient of the dequantized result (T, N, directions * H).
-    """
-    plain = grad.dtype == torch.float32 and grad.is_contiguous()
-    on_cpu = grad.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE
-    if plain and on_cpu and cpu_boundary.requantizes(sums, below, above, codes[0]):
-        cpu_boundary.mask_requantized(sums, below, above, codes, grad)
-        return grad
-    if plain and runs_on_gpu(grad.device) and all(map(boundary.takes, (above, *below))):
-        boundary.mask_requantized(sums, below, above, codes, grad)
-        return grad
-    unclamped = _unclamped(sums, below, codes)
-    return grad * ((unclamped >= sums[0].lo) & (unclamped <= sums[0].hi))
+def _is_plain(grad: Tensor) -> bool:
+    return grad.dtype == torch.float32 and grad.is_contiguous()
 
 
 def _unclamped(
@@ -229,147 +489,3 @@ def _unclamped(
         ],
         dim=-1,
     )
-
-
-def dequantize(quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
-    """Dequantize codes to float32.
-
-    Args:
-        quantizer: Quantizer of the codes.
-        codes: Codes in their container (.., features).
-        nan: bool (..): rows that become NaN.
-    """
-    if runs_on_gpu(codes.device) and boundary.takes(quantizer):
-        return boundary.dequantize(quantizer, codes, nan)
-    return quantizer.dequantize(codes).masked_fill(nan[..., None], torch.nan)
-
-
-def run_layer(
-    plans: Sequence[CellPlan],
-    x: Sequence[Tensor],
-    h0: Sequence[Tensor],
-    lengths: Tensor | None = None,
-    held: Sequence[Tensor | None] | None = None,
-) -> list[tuple[Tensor, Tensor]]:
-    """Run all directions of a layer on codes. A GPU uses one launch if possible.
-
-    Args:
-        plans: One plan per direction.
-        x: Input codes (T, N, C) of each direction.
-        h0: State codes (N, H) of each direction.
-        lengths: int64 (N,) or None.
-        held: For each direction, bool (T, N, H) that marks units that keep their state, or None.
-
-    Returns:
-        For each direction, codes after each step (T, N, H) and after the last step (N, H).
-    """
-    held = held or [None] * len(plans)
-    if runs_on_gpu(x[0].device) and all(plan.x == plans[0].x for plan in plans):
-        directions = [
-            cuda.Direction(plan, state, index == 1, hold)
-            for index, (plan, state, hold) in enumerate(zip(plans, h0, held, strict=True))
-        ]
-        return cuda.run_directions(directions, x[0], lengths)
-    return [
-        run_cell(plan, codes, state, lengths, index == 1, hold)
-        for index, (plan, codes, state, hold) in enumerate(zip(plans, x, h0, held, strict=True))
-    ]
-
-
-def backward_layer(
-    tapes: Sequence[Tape],
-    grad_out: Sequence[Tensor | None],
-    grad_last: Sequence[Tensor | None],
-    wanted: Sequence[Wanted],
-    precision: str,
-) -> list[Gradients]:
-    """Run the straight-through backward of all directions of a layer.
-
-    Args:
-        tapes: Inputs and outputs of each direction's forward.
-        grad_out: Gradients of each direction's dequantized outputs (T, N, H); None for zeros.
-        grad_last: Gradients of each direction's dequantized last states (N, H); None for zeros.
-        wanted: Which gradients to compute for each direction.
-        precision: The precision of GEMMs on a GPU, see `PRECISIONS`.
-    """
-    device = tapes[0].x.device
-    if runs_on_gpu(device):
-        return cuda_backward.backward(tapes, grad_out, grad_last, union(wanted), precision)
-    each = [
-        (*complete(tape, out, last), want)
-        for tape, out, last, want in zip(tapes, grad_out, grad_last, wanted, strict=True)
-    ]
-    if device.type == "cpu":
-        return [cpu_training.backward(*one, cpu.chosen()) for one in each]
-    return [straight_through(*one) for one in each]
-
-
-def prepared_backward(
-    plan: GRUPlan, precision: str
-) -> PreparedBackward | PreparedBackwardCPU | None:
-    """Return an object that repeats backwards of a plan faster than `backward_layer`, or None.
-
-    Args:
-        plan: The plan.
-        precision: As for `backward_layer`.
-    """
-    device = plan.cells[0][0].weights.W.device
-    if plan.is_far:
-        return None
-    if device.type == "cpu" and not runs_on_gpu(device):
-        cells = [cell for layer in plan.cells for cell in layer]
-        variant = cpu.chosen()
-        if len(cells) > 1 or variant == cpu.REFERENCE or not cpu.is_narrow(cells[0], variant):
-            return None
-        return PreparedBackwardCPU(cells[0], variant)
-    # 'fp32' depends on PyTorch's current float32 matmul precision
-    if precision == "fp32" or not runs_on_gpu(device) or capturing(device):
-        return None
-    stack = cuda_stack.stack_of(plan)
-    return None if stack is None else PreparedBackward(plan, precision, stack.machine)
-
-
-def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
-    """Draw random events of probability `p`; see `quant_gru.integer.random.events`."""
-    if seed.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
-        return cpu.events(seed, p, shape, stream)
-    if runs_on_gpu(seed.device):
-        return boundary.events(seed, p, shape, stream)
-    return random.events(seed, p, shape, stream)
-
-
-def spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> Tensor:
-    """Return which rows are NaN before the first step and after each step, bool (T + 1, N).
-
-    Args:
-        x_nan: bool (T, N): inputs with NaN.
-        h0_nan: bool (N,): initial states with NaN.
-        plan: The plan. A NaN in a weight makes all rows NaN.
-        reverse: Steps run from the last to the first. The initial state is then the last entry,
-            because entries are in order of time.
-    """
-    start = (h0_nan | ~plan.weights.finite)[None]
-    steps = torch.cat([x_nan, start]).flip(0) if reverse else torch.cat([start, x_nan])
-    spread = torch.cummax(steps.to(torch.uint8), dim=0).values.to(torch.bool)
-    return spread.flip(0) if reverse else spread
-
-
-__all__ = [
-    "PRECISIONS",
-    "Stack",
-    "backward_layer",
-    "contents_of",
-    "dequantize",
-    "events",
-    "executor_name",
-    "masked",
-    "masked_requantized",
-    "prepared_backward",
-    "quantize",
-    "requantize",
-    "run_cell",
-    "run_layer",
-    "runs_on_gpu",
-    "spread_nan",
-    "stack_of",
-]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +27,9 @@ from quant_gru.integer.plan import (
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU
 from quant_gru.kernels.cuda.forward.executor import kept_numbers
 from quant_gru.kernels.cuda.machine import available
 from quant_gru.kernels.cuda.weights.requantize import Given
@@ -82,6 +85,7 @@ class LiveWeights:
             undefined before the first update.
         epoch: The number of updates so far.
         captured: Whether an update was captured in a CUDA graph, whose replays write the part.
+        lock: Held by an update. A signal handler may find it held by its own thread.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class LiveWeights:
         self.qparams, self.frozen = qparams, frozen
         self.epoch = 0
         self.captured = False
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
         self._raw_stream: int | None = None
         self._index = W.device.index if W.device.type == "cuda" else None
@@ -120,15 +124,8 @@ class LiveWeights:
         if machine is not None or available(device):
             return OnGPU(self.qparams, self.frozen, self.part, machine)
         if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
-            from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU
-
             return OnCPU(self.qparams, self.frozen, self.part)
         return None
-
-    @property
-    def is_updating(self) -> bool:
-        """Whether an update is running. A signal handler may find this true in its own thread."""
-        return self._lock.locked()
 
     def writes(self, *weights: Tensor | None) -> bool:
         """Return whether native code computes an update from these weights."""
@@ -162,7 +159,7 @@ class LiveWeights:
                     f"Expected {name} to be of shape {self._shapes[name]}, got {tuple(given.shape)}"
                 )
         device = self.part.W.device
-        with self._lock:
+        with self.lock:
             if device.type != "cuda":
                 self._write(W, R, bw, br, dropped, p)
             elif torch._C._cuda_getDevice() == device.index:
@@ -195,6 +192,12 @@ class LiveWeights:
             return partial(self._repeat, tuple(where))
         return partial(self.update, W, R, bw, br)
 
+    def native_writer(self) -> tuple[_native.Weights, dict[str, _native.Layer]] | None:
+        """Return the native writer on the CPU and the layers made of the part; None without one."""
+        if not isinstance(self._writer, OnCPU):
+            return None
+        return self._writer.native, cpu.layers_of(self.frozen, self.part)
+
     def _repeat(self, given: Given) -> None:
         """Run `update` with weights of known shapes, dtypes and layout, without dropped codes.
 
@@ -205,7 +208,7 @@ class LiveWeights:
                 weights that an earlier update accepted.
         """
         writer: Any = self._writer
-        with self._lock:
+        with self.lock:
             self.epoch += 1
             if self._index is not None and (
                 torch._C._cuda_getCurrentRawStream(self._index) != self._raw_stream
@@ -282,6 +285,38 @@ def quantize_weights(
 _live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = weakref.WeakKeyDictionary()
 
 
+def native_update(
+    live: Sequence[LiveWeights], cells: Sequence[Sequence[Tensor | None]]
+) -> Callable[[], None] | None:
+    """Return a function that repeats `update` of all parts in one call of native code.
+
+    Return None if native code does not read these weights.
+
+    Args:
+        live: The live parts of a plan.
+        cells: W, R, bw, br of each, which an earlier update has accepted; they must stay at their
+            addresses.
+    """
+    rows = []
+    for each, given in zip(live, cells, strict=True):
+        native = each.native_writer()
+        if native is None or not all(w is None or _is_plain(w) for w in given):
+            return None
+        rows.append((*native, tuple(0 if w is None else w.data_ptr() for w in given)))
+    run, threads = _native.LiveUpdate(rows).run, torch.get_num_threads
+
+    def update() -> None:
+        if run(threads()):
+            for each in live:
+                each.epoch += 1
+
+    return update
+
+
+def _is_plain(w: Tensor) -> bool:
+    return w.dtype is torch.float32 and w.is_cpu and w.is_contiguous() and not w.is_neg()
+
+
 def live_of(part: WeightPart) -> LiveWeights | None:
     """Return the `LiveWeights` that owns a part; None if the part is not live."""
     found = _live.get(part)
@@ -294,9 +329,12 @@ def all_live(plan: GRUPlan) -> tuple[LiveWeights, ...]:
     return tuple(live for live in found if live is not None)
 
 
-def epochs(live: Iterable[LiveWeights]) -> tuple[int, ...]:
-    """Return the number of updates of each live part."""
-    return tuple([each.epoch for each in live])
+_epoch = attrgetter("epoch")
+
+
+def epochs(live: Iterable[LiveWeights]) -> int:
+    """Return the number of updates of all live parts of a plan."""
+    return sum(map(_epoch, live))
 
 
 def settled(plan: GRUPlan) -> GRUPlan:

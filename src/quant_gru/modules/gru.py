@@ -231,7 +231,7 @@ class QuantGRU(torch.nn.GRU):
         if watchers.traced(input, hx, self):
             return self._forward_traced(input, hx, zoneout_mask)
         prepared = self._state.plans.prepared
-        if prepared is None or self.training or zoneout_mask is not None:
+        if prepared is None or zoneout_mask is not None or (self.training and self._draws()):
             return self._forward(input, hx, zoneout_mask, None)
         own = self._parameters.values()
         result = prepared.start(own, input, hx, None, self.batch_first)
@@ -387,6 +387,7 @@ class QuantGRU(torch.nn.GRU):
     @precision.setter
     def precision(self, precision: str) -> None:
         self._precision = training_options.known_precision(precision)
+        self._state.plans.drop_prepared()
 
     @property
     def stash_bits(self) -> int | None:
@@ -396,6 +397,7 @@ class QuantGRU(torch.nn.GRU):
     @stash_bits.setter
     def stash_bits(self, bits: int | None) -> None:
         self._stash_bits = training_options.possible_stash_bits(bits)
+        self._state.plans.drop_prepared()
 
     @property
     def learn_scales(self) -> bool:
@@ -914,6 +916,11 @@ class QuantGRU(torch.nn.GRU):
         self, input: Any, hx: Tensor | None, dtype: torch.dtype | None = None
     ) -> GRUSequence:
         return normalize(input, hx, self._state.shape, self.batch_first, self._weight, dtype)
+
+    def _draws(self) -> bool:
+        """Return whether a forward in training draws random masks."""
+        between = self.dropout if self.num_layers > 1 else 0.0
+        return bool(between or self._recurrent_dropout or self._state.zoneout)
 
     def _noise(self, sequence: GRUSequence, zoneout_mask: Tensor | None) -> Noise | None:
         """Return the random masks of a forward in training, None otherwise."""

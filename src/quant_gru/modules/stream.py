@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.allocators import maker
 from quant_gru.config import QuantConfig
 from quant_gru.config.choice import described
 from quant_gru.errors import QuantGRUError
@@ -68,11 +67,9 @@ class Stream:
 
     def _connect(self) -> None:
         """Pass the states to native code, if it can run the plan."""
-        variant = cpu.chosen() if self._device.type == "cpu" else cpu.REFERENCE
-        is_native = variant != cpu.REFERENCE and not self._plan.is_far
-        stack = cpu.stack_of(self._plan, variant) if is_native else None
-        self._step = None if stack is None else cpu.Stream(stack, self._codes).step
-        self._make = maker((self._N, self._H), torch.device("cpu"))
+        stack = cpu.stack_of(self._plan) if self._device.type == "cpu" else None
+        self._native = None if stack is None else stack.stream(self._codes)
+        self._step = _no_step if self._native is None else self._native.step
 
     def __repr__(self) -> str:
         N, C = self._shape
@@ -80,7 +77,7 @@ class Stream:
         return f"Stream({sizes}, {self._widths})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_step": None, "_make": None, "_thread": None}
+        return {**self.__dict__, "_native": None, "_step": None, "_thread": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -89,6 +86,8 @@ class Stream:
     def reset(self) -> None:
         """Restore the zero state for all rows; any thread may run the next step."""
         self._thread: int | None = None
+        if self._native is not None:
+            self._native.release()
         for codes, cell in zip(self._codes, self._cells, strict=True):
             codes.fill_(cell.h.zero_point)
         self._nan: Tensor | None = None
@@ -139,24 +138,27 @@ class Stream:
         Raises:
             QuantGRUError: `x` does not fit, or another thread uses this stream.
         """
-        if self._thread != get_ident():
-            self._claim()
-        if (
-            type(x) is not Tensor
-            or x.dtype is not torch.float32
-            or x.is_nested
-            or x.shape != self._shape
-            or x.requires_grad
-            or not x.is_contiguous()
-            or not x.is_cpu
-            or self._step is None
-            or x.is_neg()
-        ):
+        found = self._step(x)
+        if type(found) is Tensor and self._nan is None:
+            return found
+        return self._complete_step(x, found)
+
+    def _complete_step(self, x: Tensor, found: Tensor | tuple[Tensor] | None) -> Tensor:
+        """Complete a step that native code left to its caller.
+
+        Args:
+            x: The input.
+            found: The result of native code.
+        """
+        if found is None:
+            if self._thread != get_ident():
+                self._claim()
+                return self(x)
             return self._general_step(x)
-        y = self._make()
-        if self._step(x.data_ptr(), y.data_ptr()):
+        if isinstance(found, tuple):
+            (found,) = found
             self._see_nan(x)
-        return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)
+        return found if self._nan is None else found.masked_fill(self._nan[:, None], torch.nan)
 
     def _claim(self) -> None:
         """Give the stream to this thread, unless it belongs to another one."""
@@ -167,6 +169,8 @@ class Stream:
                 "any_thread = True if steps come one after the other from several threads"
             )
         self._thread = get_ident()
+        if self._native is not None:
+            self._native.claim()
 
     def _general_step(self, x: Tensor) -> Tensor:
         """Run a step for any input: raise for invalid input, convert valid input to float32."""
@@ -182,7 +186,7 @@ class Stream:
         if x.device != self._device:
             raise QuantGRUError(f"Expected x on {self._device}, got {x.device}")
         x = x.detach()
-        if self._step is not None:
+        if self._native is not None:
             plain = torch.empty(self._shape, dtype=torch.float32, device="cpu")
             plain.copy_(x)  # returns a tensor of x's class
             return self(plain)
@@ -199,3 +203,8 @@ class Stream:
         rows = x.isnan().any(-1)
         if self._device.type != "cpu" or bool(rows.any()):
             self._nan = rows if self._nan is None else self._nan | rows
+
+
+def _no_step(x: Tensor) -> Tensor | tuple[Tensor] | None:
+    """Leave each step to the general way."""
+    return None

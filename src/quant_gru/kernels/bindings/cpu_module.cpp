@@ -1,16 +1,19 @@
 #include "bindings/cpu_module.hpp"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "bindings/cpu_calls.hpp"
 #include "bindings/plan_from_dict.hpp"
-#include "bindings/prepared_call.hpp"
 #include "c99/philox.h"
 #include "cpu/core/boundary.hpp"
 #include "cpu/core/stack.hpp"
@@ -58,6 +61,24 @@ void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uin
     run_tasks({{&layer, job}}, threads, scratch);
 }
 
+// The keys of `d` are the names of the fields of CellWeights and Scales.
+CellWeights cell_weights(const nb::dict &d) {
+    auto address = [&](const char *name) {
+        return reinterpret_cast<void *>(nb::cast<uintptr_t>(d[name]));
+    };
+    auto scale = [&](const char *name) { return nb::cast<double>(d[name]); };
+    CellWeights w;
+    w.W = address("W");
+    w.R = address("R");
+    w.W_bytes = nb::cast<int>(d["W_bytes"]);
+    w.R_bytes = nb::cast<int>(d["R_bytes"]);
+    w.W_scales = static_cast<const float *>(address("W_scales"));
+    w.R_scales = static_cast<const float *>(address("R_scales"));
+    w.scales = {scale("s_x"), scale("s_h"), scale("s_Rh"),
+                scale("s_z"), scale("s_r"), scale("s_g")};
+    return w;
+}
+
 // The keys of `d` are the names of the fields of BackwardCall.
 void run_layer_backward(const Layer &layer, const nb::dict &d) {
     auto number = [&](const char *name) { return nb::cast<int64_t>(d[name]); };
@@ -65,8 +86,8 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
         return reinterpret_cast<void *>(nb::cast<uintptr_t>(d[name]));
     };
     auto real = [&](const char *name) { return static_cast<float *>(address(name)); };
-    auto scale = [&](const char *name) { return nb::cast<double>(d[name]); };
     BackwardCall call;
+    static_cast<CellWeights &>(call) = cell_weights(d);
     call.x = address("x");
     call.h0 = address("h0");
     call.out = address("out");
@@ -75,14 +96,6 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
     call.T = number("T");
     call.N = number("N");
     call.reverse = nb::cast<bool>(d["reverse"]);
-    call.W = address("W");
-    call.R = address("R");
-    call.W_bytes = static_cast<int>(number("W_bytes"));
-    call.R_bytes = static_cast<int>(number("R_bytes"));
-    call.W_scales = real("W_scales");
-    call.R_scales = real("R_scales");
-    call.scales = {scale("s_x"), scale("s_h"), scale("s_Rh"),
-                   scale("s_z"), scale("s_r"), scale("s_g")};
     call.grad_out = real("grad_out");
     call.grad_last = real("grad_last");
     call.grad_step = number("grad_step");
@@ -126,38 +139,45 @@ void make_stack(Stack *self, const std::vector<std::vector<const Layer *>> &laye
     new (self) Stack(layers, std::move(between), std::move(flags));
 }
 
-void run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr_t h0, uintptr_t y,
-               int64_t y_step, int64_t y_row, uintptr_t last, const std::vector<uintptr_t> &kept,
-               uintptr_t lengths, int64_t T, int64_t N, int threads) {
-    Stack::Call call;
-    call.x = reinterpret_cast<const float *>(x);
-    call.x_step = x_step;
-    call.x_row = x_row;
-    call.h0 = reinterpret_cast<const float *>(h0);
-    call.y = reinterpret_cast<float *>(y);
-    call.y_step = y_step;
-    call.y_row = y_row;
-    call.last = reinterpret_cast<float *>(last);
-    if (!kept.empty()) call.kept = reinterpret_cast<void *const *>(kept.data());
-    call.lengths = reinterpret_cast<const int64_t *>(lengths);
-    call.T = T;
-    call.N = N;
-    call.threads = threads;
-    nb::gil_scoped_release release;
-    stack.run(call);
-}
+// A stack with states in the caller's memory, which reads its input step by step. A step is so
+// short that it keeps the GIL.
+class Stream {
+ public:
+    Stream(CPUCalls &calls, int64_t N, std::vector<uintptr_t> states)
+        : calls_(calls),
+          N_(N),
+          states_(std::move(states)),
+          make_(calls.makers().real(Float::float32, {N, calls.stack().layer(0, 0).H()})) {}
 
-// A stack with states in the caller's memory. A step is so short that it keeps the GIL.
-struct Stream {
-    Stack *stack;
-    int64_t N;
-    std::vector<uintptr_t> states;
+    // Lets this thread run steps, and no other; `release` lets none.
+    void claim() { owner_ = std::this_thread::get_id(); }
+    void release() { owner_ = {}; }
 
-    bool step(uintptr_t x, uintptr_t y) const {
-        return stack->step(reinterpret_cast<const float *>(x), N,
-                           reinterpret_cast<void *const *>(states.data()),
-                           reinterpret_cast<float *>(y));
+    // Runs a step on x (N, C), float32 and contiguous without a gradient. Returns the output, or a
+    // tuple with it if x has a NaN, which is computed with 0 in its place. Returns None, without a
+    // step, for other inputs and in other threads.
+    nb::object step(const nb::object &x) {
+        const Tensors &tensors = calls_.tensors();
+        Stack &stack = calls_.stack();
+        View view;
+        if (owner_ != std::this_thread::get_id() || !tensors.is_plain(x.ptr(), view, 2) ||
+            view.kind != Float::float32 || view.shape[1] != N_ ||
+            view.shape[2] != stack.layer(0, 0).C() || !view.is_contiguous() ||
+            tensors.requires_grad(x.ptr()) || tensors.is_neg(x.ptr()))
+            return nb::none();
+        nb::object y = make_();
+        const bool nan = stack.step(reinterpret_cast<const float *>(view.address), N_,
+                                    reinterpret_cast<void *const *>(states_.data()),
+                                    reinterpret_cast<float *>(tensors.address(y.ptr())));
+        return nan ? nb::make_tuple(y) : y;
     }
+
+ private:
+    CPUCalls &calls_;
+    int64_t N_;
+    std::vector<uintptr_t> states_;
+    Maker make_;
+    std::thread::id owner_;
 };
 
 // Writes bytes (A, B, C): 1 where the random word of (a, b, c) is below `chance`.
@@ -216,6 +236,49 @@ bool write_weights(Weights &weights, uintptr_t W, uintptr_t R, uintptr_t bw, uin
                          reinterpret_cast<const uint8_t *>(dropped), keep, threads);
 }
 
+// The updates of all cells of a plan from weights in float32 that stay at their addresses.
+class LiveUpdate {
+ public:
+    // The native weights of a cell, a dict whose values are all layers made of them, and addresses
+    // of W, R, bw and br.
+    using Cell = std::tuple<nb::object, nb::dict, std::array<uintptr_t, 4>>;
+    explicit LiveUpdate(std::vector<Cell> cells) : cells_(std::move(cells)) {}
+
+    // Rewrites the numbers whose weights changed. Returns whether there are any.
+    bool run(int threads) const {
+        bool changed = false;
+        for (const auto &[weights, layers, at] : cells_)
+            if (write_weights(*nb::cast<Weights *>(weights), at[0], at[1], at[2], at[3], 0, 1.f,
+                              threads)) {
+                changed = true;
+                for (nb::handle layer : layers.values()) {
+                    Layer &one = *nb::cast<Layer *>(layer);
+                    nb::gil_scoped_release release;
+                    one.repack();
+                }
+            }
+        return changed;
+    }
+
+ private:
+    std::vector<Cell> cells_;
+};
+
+void make_backward(CPUBackward *self, CPUCalls &calls, const std::vector<nb::dict> &cells,
+                   nb::object keep) {
+    std::vector<CellWeights> weights;
+    for (const nb::dict &cell : cells) weights.push_back(cell_weights(cell));
+    new (self) CPUBackward(calls, std::move(weights), std::move(keep));
+}
+
+nb::object run_stack_backward(CPUBackward &self, const nb::object &x, const nb::object &h0,
+                              const nb::object &lengths, const nb::object &outs,
+                              const nb::object &nan, const nb::object &grad_y,
+                              const nb::object &grad_last, const nb::tuple &wanted,
+                              const nb::object &packing, const nb::object &dtype) {
+    return self.run({x, h0, lengths, outs, nan, grad_y, grad_last, wanted, packing, dtype});
+}
+
 // For benchmarks: the peak rate of multiplications, and below of memory reads.
 int64_t multiply(const std::string &variant, int64_t loops) {
     return variant_of(variant).multiply(loops);
@@ -247,11 +310,25 @@ void bind_cpu(nb::module_ &m) {
         .def("run", &run_layer)
         .def("backward", &run_layer_backward);
     nb::class_<Stack>(m, "Stack")
-        .def("__init__", &make_stack, nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>())
-        .def("run", &run_stack);
+        .def("__init__", &make_stack, nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>());
+    nb::class_<CPUCalls>(m, "CPUCalls")
+        .def(nb::init<Stack &, const char *, const nb::tuple &, const nb::tuple &, nb::object>(),
+             nb::keep_alive<1, 2>())
+        .def("is_chosen", &CPUCalls::is_chosen)
+        .def("run", &CPUCalls::run_tensors, nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg(), nb::arg());
+    nb::class_<CPUBackward>(m, "CPUBackward")
+        .def("__init__", &make_backward, nb::keep_alive<1, 2>())
+        .def("run", &run_stack_backward, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
+             nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg());
     nb::class_<Stream>(m, "Stream")
-        .def(nb::init<Stack *, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
+        .def(nb::init<CPUCalls &, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
+        .def("claim", &Stream::claim)
+        .def("release", &Stream::release)
         .def("step", &Stream::step);
+    nb::class_<LiveUpdate>(m, "LiveUpdate")
+        .def(nb::init<std::vector<LiveUpdate::Cell>>())
+        .def("run", &LiveUpdate::run);
     m.def("events", &events);
     m.def("quantize", &quantize_real);
     m.def("mask", &mask_real);

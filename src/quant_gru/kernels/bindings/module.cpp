@@ -95,6 +95,12 @@ void watch_contents(WeightGuard &guard, Launches &looks, uintptr_t found, int32_
 // Index of the device, states, C, H.
 using PreparedNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
+void make_prepared_check(PreparedCheck *self, const PreparedNumbers &sizes,
+                         const WeightGuard &guard, const nb::tuple &torch) {
+    const auto &[device, states, C, H] = sizes;
+    new (self) PreparedCheck({device, states, C, H}, guard, torch);
+}
+
 void make_prepared_gpu(PreparedCallGPU *self, const PreparedNumbers &sizes,
                        const WeightGuard &guard, const nb::tuple &torch, int64_t most) {
     const auto &[device, states, C, H] = sizes;
@@ -105,6 +111,14 @@ void make_prepared_gpu(PreparedCallGPU *self, const PreparedNumbers &sizes,
 std::tuple<int64_t, int64_t, int64_t> find_packed_rows(uintptr_t batch_sizes, int64_t T) {
     const PackedRows found = packed_rows(reinterpret_cast<const int64_t *>(batch_sizes), T);
     return {found.N, found.rows, found.wrong};
+}
+
+// Returns the first of N indices that is not in 0..N-1, or -1.
+int64_t wrong_index(uintptr_t indices, int64_t N) {
+    const auto *all = reinterpret_cast<const int64_t *>(indices);
+    for (int64_t i = 0; i < N; ++i)
+        if (all[i] < 0 || all[i] >= N) return i;
+    return -1;
 }
 
 void write_packed_layout(uintptr_t batch_sizes, int64_t T, int64_t N, uintptr_t to) {
@@ -140,14 +154,17 @@ NB_MODULE(_native, m) {
     nb::class_<PreparedCall>(m, "PreparedCall")
         .def("run", &PreparedCall::run, nb::arg(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg(), nb::arg().none() = nb::none());
+    nb::class_<PreparedCheck, PreparedCall>(m, "PreparedCheck")
+        .def("__init__", &make_prepared_check, nb::keep_alive<1, 3>());
     nb::class_<PreparedCallCPU, PreparedCall>(m, "PreparedCallCPU")
-        .def(nb::init<Stack *, const WeightGuard &, const char *, const nb::tuple &, nb::object,
-                      bool>(),
-             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+        .def(nb::init<CPUCalls &, const WeightGuard &, const nb::tuple &, const nb::object &>(),
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg().none());
     nb::class_<PreparedCallGPU, PreparedCall>(m, "PreparedCallGPU")
         .def("__init__", &make_prepared_gpu, nb::keep_alive<1, 3>())
         .def("add", &PreparedCallGPU::add);
     m.def("packed_rows", &find_packed_rows);
+    m.def("wrong_index", &wrong_index);
     m.def("packed_layout", &write_packed_layout);
     nb::class_<Call>(m, "Call")
         .def("__init__", &make_call)

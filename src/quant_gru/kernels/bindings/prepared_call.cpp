@@ -1,6 +1,5 @@
 #include "bindings/prepared_call.hpp"
 
-#include <cstdlib>
 #include <utility>
 
 namespace nb = nanobind;
@@ -9,16 +8,6 @@ namespace quant_gru {
 namespace {
 
 constexpr size_t most_calls = 64;
-
-std::string setting(const std::string &variable) {
-    const char *found = std::getenv(variable.c_str());
-    return found ? found : "";
-}
-
-bool is_set_to(const std::string &variable, const std::string &value) {
-    const char *found = std::getenv(variable.c_str());
-    return found ? value == found : value.empty();
-}
 
 PreparedCall::Sizes sizes_of(const Stack &stack) {
     const Layer &bottom = stack.layer(0, 0);
@@ -31,10 +20,14 @@ PreparedCall::Sizes sizes_of(const Stack &stack) {
 PreparedCall::PreparedCall(const Sizes &sizes, const WeightGuard &guard, const nb::tuple &torch)
     : sizes_(sizes), tensors_(torch[0], sizes.device), guard_(guard), is_grad_enabled_(torch[1]) {}
 
-bool PreparedCall::wants_gradient(PyObject *x, PyObject *hx) const {
-    return holds_true(call(is_grad_enabled_)) &&
-           (tensors_.requires_grad(x) || (hx && tensors_.requires_grad(hx)) ||
+bool PreparedCall::wants_gradient(const Call::Given &given) const {
+    return is_grad_enabled() &&
+           (tensors_.requires_grad(given.x) || (given.h0 && tensors_.requires_grad(given.h0)) ||
             guard_.ask_for_gradient());
+}
+
+bool PreparedCall::holds(const nb::object &weights, const Call::Given &given) const {
+    return guard_.unchanged(weights) && !wants_gradient(given);
 }
 
 nb::object PreparedCall::run(const nb::object &weights, const nb::object &x, const nb::object &hx,
@@ -53,74 +46,28 @@ nb::object PreparedCall::run(const nb::object &weights, const nb::object &x, con
             states[1] != given.N() || states[2] != sizes_.H)
             return nb::none();
     }
-    if (!guard_.unchanged(weights) || wants_gradient(given.x, given.h0)) return nb::none();
-    return start(given);
+    return holds(weights, given) ? start(given) : nb::none();
 }
 
-PreparedCallCPU::PreparedCallCPU(Stack *stack, const WeightGuard &guard, const char *variable,
-                                 const nb::tuple &torch, nb::object parts, bool is_real)
-    : PreparedCall(sizes_of(*stack), guard, torch),
-      stack_(stack),
-      variable_(variable),
-      setting_(setting(variable)),
-      get_num_threads_(torch[2]),
-      parts_(std::move(parts)),
-      is_real_(is_real) {}
-
-PreparedCallCPU::Makers PreparedCallCPU::makers(const int64_t (&shape)[3], bool batch_first) {
-    if (shape[0] == makers_.first && shape[1] == makers_.second &&
-        batch_first == makers_.batch_first)
-        return makers_;
-    auto maker = [&](int64_t a, int64_t b, int64_t c) {
-        const auto parts = nb::cast<nb::tuple>(parts_(nb::make_tuple(a, b, c)));
-        return Maker(parts[0], nb::cast<nb::tuple>(parts[1]));
-    };
-    Makers made;
-    made.first = shape[0];
-    made.second = shape[1];
-    made.batch_first = batch_first;
-    made.y = maker(shape[0], shape[1], stack_->directions() * sizes_.H);
-    made.last = maker(sizes_.states, shape[batch_first ? 0 : 1], sizes_.H);
-    // Replaced as a whole, because other threads may run whenever an object is released.
-    Makers before = made;
-    std::swap(makers_, before);
-    return made;
+bool PreparedCheck::holds(const nb::object &weights, const Call::Given &) const {
+    const bool may_change =
+        !guard_.has_versions() || (is_grad_enabled() && guard_.ask_for_gradient());
+    return may_change && guard_.in_place(weights);
 }
+
+nb::object PreparedCheck::start(const Call::Given &given) {
+    return nb::bool_(wants_gradient(given));
+}
+
+PreparedCallCPU::PreparedCallCPU(CPUCalls &calls, const WeightGuard &guard, const nb::tuple &torch,
+                                 const nb::object &dtype)
+    : PreparedCall(sizes_of(calls.stack()), guard, torch),
+      calls_(calls),
+      results_(calls.makers().kind_of(dtype)) {}
 
 nb::object PreparedCallCPU::start(const Call::Given &given) {
-    const View &x = given.x_view;
-    const bool batch_first = given.rows_first;
-    const int64_t T = given.T(), N = given.N();
-    const int64_t width = stack_->directions() * sizes_.H;
-    if (!is_set_to(variable_, setting_)) return nb::none();
-    if (given.packing || !is_real_ || x.kind != Float::float32 ||
-        (given.h0 && given.h0_view.kind != Float::float32))
-        return nb::borrow(Py_NotImplemented);
-    if ((x.strides[2] != 1 && sizes_.C != 1) || tensors_.is_neg(given.x) ||
-        (given.h0 && (!given.h0_view.is_contiguous() || tensors_.is_neg(given.h0))))
-        return nb::borrow(Py_NotImplemented);
-
-    const Makers makers = this->makers(x.shape, batch_first);
-    const nb::object y = makers.y(), last = makers.last();
-    Stack::Call job;
-    job.x = reinterpret_cast<const float *>(x.address);
-    job.x_step = x.strides[batch_first];
-    job.x_row = x.strides[!batch_first];
-    job.h0 = given.h0 ? reinterpret_cast<const float *>(given.h0_view.address) : nullptr;
-    job.y = reinterpret_cast<float *>(tensors_.address(y.ptr()));
-    job.y_step = (batch_first ? 1 : N) * width;
-    job.y_row = (batch_first ? T : 1) * width;
-    job.last = reinterpret_cast<float *>(tensors_.address(last.ptr()));
-    if (given.lengths)
-        job.lengths = reinterpret_cast<const int64_t *>(tensors_.address(given.lengths));
-    job.T = T;
-    job.N = N;
-    job.threads = static_cast<int>(number(call(get_num_threads_)));
-    {
-        nb::gil_scoped_release release;
-        stack_->run(job);
-    }
-    return nb::make_tuple(y, last);
+    if (!calls_.is_chosen()) return nb::none();
+    return calls_.run(given, results_.value_or(given.x_view.kind), false);
 }
 
 PreparedCallGPU::PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard,

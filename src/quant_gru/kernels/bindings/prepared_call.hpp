@@ -6,12 +6,12 @@
 
 #include <cstdint>
 #include <map>
-#include <string>
+#include <optional>
 #include <tuple>
 
+#include "bindings/cpu_calls.hpp"
 #include "bindings/cuda_call.hpp"
 #include "bindings/weight_guard.hpp"
-#include "cpu/core/stack.hpp"
 #include "kernel_runtime/native/tensor_view.hpp"
 
 namespace quant_gru {
@@ -36,7 +36,11 @@ class PreparedCall {
                          bool batch_first, const nanobind::object &packing);
 
  protected:
+    // Whether the current weights allow a call.
+    virtual bool holds(const nanobind::object &weights, const Call::Given &given) const;
     virtual nanobind::object start(const Call::Given &given) = 0;
+    bool is_grad_enabled() const { return holds_true(call(is_grad_enabled_)); }
+    bool wants_gradient(const Call::Given &given) const;
 
     Sizes sizes_;
     Tensors tensors_;
@@ -44,39 +48,34 @@ class PreparedCall {
     const WeightGuard &guard_;
 
  private:
-    bool wants_gradient(PyObject *x, PyObject *hx) const;
-
     nanobind::object is_grad_enabled_;
 };
 
-// Calls on the CPU: a native stack runs them in float32.
+// Checks of calls that read the current weights, which no guard can watch. It runs nothing: `run`
+// returns whether the caller's run must be differentiable.
+class PreparedCheck : public PreparedCall {
+ public:
+    using PreparedCall::PreparedCall;
+
+ protected:
+    bool holds(const nanobind::object &weights, const Call::Given &given) const override;
+    nanobind::object start(const Call::Given &given) override;
+};
+
+// Calls on the CPU.
 class PreparedCallCPU : public PreparedCall {
  public:
-    // variable: an environment variable; calls return None after its value changes.
-    // torch: the functions of PreparedCall, then get_num_threads.
-    // parts(shape) returns the function and arguments of a Maker of tensors of that shape.
-    // is_real: whether results are float32. If not, all calls return NotImplemented.
-    PreparedCallCPU(Stack *stack, const WeightGuard &guard, const char *variable,
-                    const nanobind::tuple &torch, nanobind::object parts, bool is_real);
+    // torch: the functions of PreparedCall. dtype: of the results; None for that of the input.
+    // Calls return None after another executor was chosen.
+    PreparedCallCPU(CPUCalls &calls, const WeightGuard &guard, const nanobind::tuple &torch,
+                    const nanobind::object &dtype);
 
  protected:
     nanobind::object start(const Call::Given &given) override;
 
  private:
-    // The makers of the outputs of calls of one size.
-    struct Makers {
-        int64_t first = -1, second = -1;
-        bool batch_first = false;
-        Maker y, last;
-    };
-
-    Makers makers(const int64_t (&shape)[3], bool batch_first);
-
-    Stack *stack_;
-    std::string variable_, setting_;
-    nanobind::object get_num_threads_, parts_;
-    bool is_real_;
-    Makers makers_;  // of the last call
+    CPUCalls &calls_;
+    std::optional<Float> results_;
 };
 
 // Calls on a GPU: prepared launches for each size run them.

@@ -41,6 +41,8 @@ class WeightGuard {
     void look() const {
         if (watch_) watch_->look();
     }
+    // Whether all weights have versions: inference tensors have none.
+    bool has_versions() const { return has_versions_; }
     // Whether any weight requires a gradient.
     bool ask_for_gradient() const;
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from kernel_runtime.allocators import empty
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
-from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import executor
+from quant_gru.kernels.cpu.plan_packing import pack_weights
 
 CHUNK_ITEMS = 512
 """Rows times steps per chunk: few, so that the buffers of a chunk stay in a cache."""
@@ -56,11 +54,12 @@ def backward(
     tensors |= {f"d{name}": getattr(found, name) for name in _GRADIENTS}
     grads = tensors["grad_out"]
     assert grads is not None
-    numbers, keep = constants(plan, tape.reverse)
+    keep: list[Tensor] = []
     layer.backward(
         {
-            **numbers,
+            **pack_weights(plan, keep),
             **{name: 0 if v is None else v.data_ptr() for name, v in tensors.items()},
+            "reverse": tape.reverse,
             "T": T,
             "N": N,
             "grad_step": grads.stride(0),
@@ -74,38 +73,6 @@ def backward(
 
 
 _GRADIENTS = ("x", "h0", "h", "W", "R", "bw", "br")
-
-
-def constants(plan: CellPlan, reverse: bool) -> tuple[dict[str, Any], list[Tensor]]:
-    """Return the arguments of native code that are the same for all calls of a plan.
-
-    Args:
-        plan: The plan. Its tensors must keep their addresses.
-        reverse: Whether the direction runs from the last step to the first.
-
-    Returns:
-        The arguments by name, and the tensors that the caller must keep alive for them.
-    """
-    w, q = plan.weights, plan.frozen.quantizers
-    weights = {
-        "W": _plain(w.W, w.W.dtype),
-        "R": _plain(w.R, w.R.dtype),
-        "W_scales": _plain(w.scales["weight.W"], torch.float32),
-        "R_scales": _plain(w.scales["weight.R"], torch.float32),
-    }
-    numbers = {
-        **{name: tensor.data_ptr() for name, tensor in weights.items()},
-        "reverse": reverse,
-        "W_bytes": w.W.element_size(),
-        "R_bytes": w.R.element_size(),
-        "s_x": plan.x.scale,
-        "s_h": plan.h.scale,
-        "s_Rh": q["matmul.Rh"].scale,
-        "s_z": q["gate.z_out"].scale,
-        "s_r": q["gate.r_out"].scale,
-        "s_g": q["gate.g_out"].scale,
-    }
-    return numbers, list(weights.values())
 
 
 def _inputs(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> dict[str, Tensor | None]:

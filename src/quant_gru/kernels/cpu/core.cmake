@@ -41,11 +41,11 @@ list(APPEND QUANT_GRU_VARIANTS portable)
 
 function(add_quant_gru_core target kind)
   cmake_parse_arguments(PARSE_ARGV 2 arg TRAINING "" "")
-  set(core boundary cell_numbers layer nan_rows pack_weights stack tables tasks variants wide)
+  set(core boundary cell_numbers layer nan_rows pack_weights real_values stack tables tasks variants wide)
   list(TRANSFORM core PREPEND ${QUANT_GRU_KERNELS}/cpu/core/)
   if(arg_TRAINING)
-    list(APPEND core ${QUANT_GRU_KERNELS}/cpu/training/backward ${QUANT_GRU_KERNELS}/cpu/training/weights
-         ${QUANT_GRU_KERNELS}/cpu/calibration/effects)
+    list(APPEND core ${QUANT_GRU_KERNELS}/cpu/training/backward ${QUANT_GRU_KERNELS}/cpu/training/stack_backward
+         ${QUANT_GRU_KERNELS}/cpu/training/weights ${QUANT_GRU_KERNELS}/cpu/calibration/effects)
   endif()
   list(TRANSFORM core APPEND .cpp)
   add_library(${target} ${kind} ${core})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +13,12 @@ from torch import Tensor
 from kernel_runtime.allocators import maker, parts
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.call_form import Packing, inward, outward
-from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
+from quant_gru.integer.call_form import FLOATS, Packing
+from quant_gru.integer.plan import CellPlan, FrozenPart, GRUPlan, WeightPart
+from quant_gru.integer.quantizer import CONTAINERS
 from quant_gru.integer.random import chance
 from quant_gru.kernels import _native
-from quant_gru.kernels.cpu.plan_packing import pack, pack_requantizer
+from quant_gru.kernels.cpu.plan_packing import pack, pack_requantizer, pack_weights
 
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
@@ -27,9 +28,8 @@ _CPU = torch.device("cpu")
 _packed: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, _native.Layer]]] = (
     weakref.WeakKeyDictionary()
 )
-_stacks: weakref.WeakKeyDictionary[Any, tuple[list[Any], str, Stack | None]] = (
-    weakref.WeakKeyDictionary()
-)
+# A stack is kept as long as the first cell's weight part.
+_stacks: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 _AVAILABLE = [*_native.variants(True), REFERENCE]
 
 
@@ -136,13 +136,22 @@ def is_narrow(plan: CellPlan, variant: str) -> bool:
     return layer_of(plan, variant).kind != "wide"
 
 
+def layers_of(frozen: FrozenPart, part: WeightPart) -> dict[str, _native.Layer]:
+    """Return the native layers that were made of a weight part, by instruction set.
+
+    Args:
+        frozen: The frozen part of the same plan.
+        part: The weight part.
+    """
+    kept = _packed.get(part)
+    if kept is None or kept[0]() is not frozen:
+        kept = _packed[part] = (weakref.ref(frozen), {})
+    return kept[1]
+
+
 def layer_of(plan: CellPlan, variant: str) -> _native.Layer:
     """Return the native layer of a plan; it is made at the first use."""
-    kept = _packed.get(plan.weights)
-    if kept is None or kept[0]() is not plan.frozen:
-        kept = (weakref.ref(plan.frozen), {})
-        _packed[plan.weights] = kept
-    layers = kept[1]
+    layers = layers_of(plan.frozen, plan.weights)
     if variant not in layers:
         layers[variant] = _native.Layer(pack(plan), variant)
     return layers[variant]
@@ -151,40 +160,50 @@ def layer_of(plan: CellPlan, variant: str) -> _native.Layer:
 def repack(part: WeightPart) -> None:
     """Update the native layers of a weight part whose tensors changed in place."""
     kept = _packed.get(part)
-    if kept is None:
-        return
-    for variant, layer in list(kept[1].items()):
-        if layer.kind == "wide":
-            # A wide layer has copies of the weights; it is made again at its next use.
-            del kept[1][variant]
-        else:
-            layer.repack()
+    for layer in () if kept is None else kept[1].values():
+        layer.repack()
 
 
-def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
+def stack_of(plan: GRUPlan, variant: str | None = None) -> Stack | None:
     """Return the native stack of a plan; it is made at the first use.
 
     Args:
         plan: The plan, on the CPU.
-        variant: One of `choices()` except 'reference'.
+        variant: One of `choices()`; None for the one in use.
 
     Returns:
-        The stack; None if the fast kernels cannot run a cell (`is_narrow`).
+        The stack; None if the reference executor is in use, if the fast kernels cannot run a cell
+        (`is_narrow`), or if the input has a zero point outside of its codes.
     """
+    kept = _stacks.get(plan.cells[0][0].weights)
+    if variant is None:
+        if kept is not None and kept.plan() is plan and kept.stack and kept.stack.calls.is_chosen():
+            return kept.stack
+        variant = chosen()
+    if variant == REFERENCE or plan.is_far:
+        return None
     cells = [cell for layer in plan.cells for cell in layer]
     parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
-    kept = _stacks.get(cells[0].weights)
+    same = kept is not None and kept.variant == variant and len(kept.parts) == len(parts)
     if (
         kept is None
-        or kept[1] != variant
-        or len(kept[0]) != len(parts)
-        or any(ref() is not part for ref, part in zip(kept[0], parts, strict=True))
+        or not same
+        or any(ref() is not p for ref, p in zip(kept.parts, parts, strict=True))
     ):
         narrow = all(is_narrow(cell, variant) for cell in cells)
         stack = Stack(plan, variant) if narrow else None
-        kept = ([weakref.ref(part) for part in parts], variant, stack)
+        kept = _Kept(weakref.ref(plan), [weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept
-    return kept[2]
+    return kept.stack
+
+
+class _Kept(NamedTuple):
+    """A stack, and what it was made of."""
+
+    plan: weakref.ref[GRUPlan]
+    parts: list[weakref.ref[Any]]
+    variant: str
+    stack: Stack | None
 
 
 class Stack:
@@ -193,23 +212,18 @@ class Stack:
     Args:
         plan: The plan, on the CPU, with operators of up to 16 bits.
         variant: One of `choices()` except 'reference'.
+
+    Attributes:
+        calls: Runs calls.
     """
 
     def __init__(self, plan: GRUPlan, variant: str) -> None:
         layers = [[layer_of(cell, variant) for cell in cells] for cells in plan.cells]
         # Live weights rewrite these flags in place, so native code reads them in each call.
         finite = [cell.weights.finite for cells in plan.cells for cell in cells]
-        self.native = _native.Stack(
-            layers,
-            _between(plan),
-            [flag.data_ptr() for flag in finite],
-            finite,
-        )
-        cell = plan.cells[0][0]
-        self.input_size, self.hidden_size = cell.input_size, cell.hidden_size
-        self.directions = len(plan.cells[0])
-        self.states = len(plan.cells) * self.directions
-        self.containers = [cell.h.container for cells in plan.cells for cell in cells]
+        native = _native.Stack(layers, _between(plan), [flag.data_ptr() for flag in finite], finite)
+        functions = (Tensor, torch.get_num_threads)
+        self.calls = _native.CPUCalls(native, VARIABLE, functions, (*FLOATS, *CONTAINERS), _parts)
 
     def run(
         self,
@@ -234,45 +248,15 @@ class Stack:
             Output (T, N, D*H), or (rows, D*H) if rows are packed, and last states
             (states, N, H).
         """
-        rows = x.shape[0]
-        x, h0 = inward(x, h0, packing)
-        y, last = self._run(x, h0, lengths if packing is None else packing.lengths, kept)
-        y, last = outward(y, last, packing, rows)
-        return (y, last) if dtype is y.dtype else (y.to(dtype), last.to(dtype))
-
-    def _run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
-    ) -> tuple[Tensor, Tensor]:
-        if x.stride(2) != 1 or x.is_neg():
-            x = x.contiguous().resolve_neg()
-        T, N, _ = x.shape
-        x_step, x_row, _ = x.stride()
-        H, width = self.hidden_size, self.directions * self.hidden_size
-        y = x.new_empty((T, N, width))
-        last = x.new_empty((self.states, N, H))
-        h0 = None if h0 is None else h0.contiguous().resolve_neg()
         lengths = None if lengths is None else lengths.contiguous()
-        codes: list[Tensor] = []
-        if kept is not None:
-            codes = [torch.empty((T, N, H), dtype=each, device="cpu") for each in self.containers]
-        if N:
-            self.native.run(
-                x.data_ptr(),
-                x_step,
-                x_row,
-                0 if h0 is None else h0.data_ptr(),
-                y.data_ptr(),
-                N * width,
-                width,
-                last.data_ptr(),
-                [each.data_ptr() for each in codes],
-                0 if lengths is None else lengths.data_ptr(),
-                T,
-                N,
-                torch.get_num_threads(),
-            )
-        if kept is not None:
-            kept.out += codes
+        found = self.calls.run(x, h0, lengths, packing, dtype, kept is not None)
+        if found is NotImplemented:
+            x, h0 = x.resolve_neg(), None if h0 is None else h0.resolve_neg()
+            found = self.calls.run(x, h0, lengths, packing, dtype, kept is not None)
+        if kept is None:
+            return found  # type: ignore[no-any-return]
+        y, last, kept.nan, codes = found
+        kept.out += codes
         return y, last
 
     def prepared(
@@ -284,33 +268,38 @@ class Stack:
             guard: The guard of all weights of the module.
             dtype: The dtype of the results; None for the dtype of the input.
         """
-        is_real = dtype in (None, torch.float32)
-        functions = (Tensor, torch.is_grad_enabled, torch.get_num_threads)
-        return _native.PreparedCallCPU(self.native, guard, VARIABLE, functions, _parts, is_real)
+        functions = (Tensor, torch.is_grad_enabled)
+        return _native.PreparedCallCPU(self.calls, guard, functions, dtype)
 
     def prepare(self, call: Any, *given: Any) -> None:
         """Do nothing: only a GPU prepares the calls that `run` has run."""
 
+    def backward(self, plan: GRUPlan) -> _native.CPUBackward:
+        """Return an object that runs backwards of calls that kept their codes.
 
-def _parts(shape: tuple[int, ...]) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-    """Return the function, and its arguments, that native code calls to make a tensor."""
-    return parts(maker(shape, _CPU))
+        Args:
+            plan: The plan of this stack, made of real weights.
+        """
+        keep: list[Tensor] = []
+        weights = [pack_weights(cell, keep) for cells in plan.cells for cell in cells]
+        return _native.CPUBackward(self.calls, weights, keep)
 
+    def stream(self, states: list[Tensor]) -> _native.Stream:
+        """Return an object that reads its input step by step.
 
-class Stream:
-    """A native stack that receives its input step by step.
-
-    Args:
-        stack: A stack with one direction.
-        states: Codes of output.h of each layer (N, H), contiguous. Every step reads and writes
-            them.
-    """
-
-    def __init__(self, stack: Stack, states: list[Tensor]) -> None:
-        self._kept = states
+        Args:
+            states: Codes of output.h of each layer (N, H), contiguous. Every step reads and writes
+                them; the caller keeps them.
+        """
         addresses = [state.data_ptr() for state in states]
-        self.step = _native.Stream(stack.native, states[0].shape[0], addresses).step
-        """step(address of x (N, C), address of y (N, H)), float32 -> whether x has a NaN."""
+        return _native.Stream(self.calls, states[0].shape[0], addresses)
+
+
+def _parts(
+    shape: tuple[int, ...], dtype: torch.dtype, rows_first: bool
+) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    """Return the function, and its arguments, that native code calls to make a tensor."""
+    return parts(maker(shape, _CPU, dtype, (1, 0, 2) if rows_first else None))
 
 
 def _between(plan: GRUPlan) -> list[list[list[Any]]]:

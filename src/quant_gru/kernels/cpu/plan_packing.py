@@ -34,6 +34,31 @@ def pack(plan: CellPlan) -> dict[str, Any]:
     }
 
 
+def pack_weights(plan: CellPlan, keep: list[Tensor]) -> dict[str, Any]:
+    """Return what a backward reads of a plan, besides its layer: weights and scales.
+
+    Args:
+        plan: The plan. Its tensors must keep their addresses.
+        keep: Receives the tensors that the caller must keep alive.
+    """
+    w, q = plan.weights, plan.frozen.quantizers
+    single = torch.float32
+    return {
+        "W": _pointer(w.W, w.W.dtype, keep),
+        "R": _pointer(w.R, w.R.dtype, keep),
+        "W_bytes": w.W.element_size(),
+        "R_bytes": w.R.element_size(),
+        "W_scales": _pointer(w.scales["weight.W"], single, keep),
+        "R_scales": _pointer(w.scales["weight.R"], single, keep),
+        "s_x": plan.x.scale,
+        "s_h": plan.h.scale,
+        "s_Rh": q["matmul.Rh"].scale,
+        "s_z": q["gate.z_out"].scale,
+        "s_r": q["gate.r_out"].scale,
+        "s_g": q["gate.g_out"].scale,
+    }
+
+
 def pack_quantizer(q: Quantizer) -> QuantizerTuple:
     """Return a quantizer as native code reads it."""
     return q.bits, q.signed, q.scale, q.zero_point

@@ -25,6 +25,9 @@ class Writer:
         frozen: The frozen part of the same plan.
         part: The weight part to rewrite.
         variant: One of the executor's choices except 'reference'; None for the one in use.
+
+    Attributes:
+        native: The writer in native code.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class Writer:
             "W": _operand(0, qparams, frozen, part),
             "R": _operand(1, qparams, frozen, part),
         }
-        self._native = _native.Weights(numbers, variant or chosen())
+        self.native = _native.Weights(numbers, variant or chosen())
 
     def takes(self, *values: Tensor | None) -> bool:
         """Whether these weights are on the CPU and float32 represents them exactly."""
@@ -67,14 +70,14 @@ class Writer:
         if dropped is not None:
             dropped = dropped.to("cpu", torch.bool).contiguous()
         W, R, bw, br, zeroed = (0 if v is None else v.data_ptr() for v in (*values, dropped))
-        written = self._native.write(W, R, bw, br, zeroed, 1.0 - p, torch.get_num_threads())
+        written = self.native.write(W, R, bw, br, zeroed, 1.0 - p, torch.get_num_threads())
         if written:
             repack(self._part)
         return written
 
     def forget(self) -> None:
         """Note that other code has written the part, so that the next `write` rewrites it."""
-        self._native.forget()
+        self.native.forget()
 
 
 def _plain(v: Tensor | None) -> Tensor | None:

@@ -59,13 +59,12 @@ bool lanes_of_powers(const Cell &cell) {
 }  // namespace
 
 Layer::Layer(const LayerPlan &plan, const std::string &variant)
-    : H_(plan.cell.H), C_(plan.W.inputs), variant_(variant_of(variant)) {
+    : H_(plan.cell.H), C_(plan.W.inputs), W_(plan.W), R_(plan.R), variant_(variant_of(variant)) {
     Cell cell = plan.cell;
     complete(cell, arena_);
     if (!plan.narrow) {
         static_cast<Cell &>(wide_) = cell;
-        copy_wide(plan.W, H_, arena_, wide_.W);
-        copy_wide(plan.R, H_, arena_, wide_.R);
+        repack();
         return;
     }
     tabulate(cell.z, cell.z_pre, arena_);
@@ -74,13 +73,13 @@ Layer::Layer(const LayerPlan &plan, const std::string &variant)
     static_cast<Cell &>(fused_) = cell;
     float32_ = plan.float32;
     product_ = plan.product;
-    W_ = plan.W;
-    R_ = plan.R;
     arrange();
 }
 
 void Layer::repack() {
-    if (kind_ != Kind::wide) arrange();
+    if (kind_ != Kind::wide) return arrange();
+    copy_wide(W_, H_, arena_, wide_.W);
+    copy_wide(R_, H_, arena_, wide_.R);
 }
 
 // Lays weights out for the fastest kernel that supports them.

@@ -16,7 +16,7 @@ class Layer {
     Layer(const Layer &) = delete;
     Layer &operator=(const Layer &) = delete;
 
-    // Reads the weights again from the same addresses, after they changed. Wide layers ignore it.
+    // Reads the weights again from the same addresses, after they changed.
     void repack();
 
     // The kernel that runs the layer.

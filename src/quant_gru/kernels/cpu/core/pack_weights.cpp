@@ -199,13 +199,12 @@ int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena 
 void copy_wide(const Matrix &from, int H, Arena &arena, WideProjection &p) {
     const size_t channels = 3 * static_cast<size_t>(H), inputs = static_cast<size_t>(from.inputs);
     p.inputs = from.inputs;
-    auto *w = arena.allocate<int32_t>(channels * inputs);
+    auto *w = arena.reuse(p.w, channels * inputs);
     with_row(from, 0, [&](const auto *codes) { std::copy_n(codes, channels * inputs, w); });
-    p.w = w;
-    p.bias = arena.copy(from.bias, channels);
+    std::copy_n(from.bias, channels, arena.reuse(p.bias, channels));
+    std::copy_n(from.M, channels, arena.reuse(p.M, channels));
+    std::copy_n(from.k, channels, arena.reuse(p.k, channels));
     p.bias_shift = from.bias_shift;
-    p.M = arena.copy(from.M, channels);
-    p.k = arena.copy(from.k, channels);
     p.lo = from.lo;
     p.hi = from.hi;
     p.zero = from.zero;

@@ -7,7 +7,6 @@
 #include "cpu/core/tasks.hpp"
 
 namespace quant_gru {
-namespace {
 
 void fill_codes(void *codes, Container container, int64_t count, int64_t code) {
     switch (container) {
@@ -26,8 +25,6 @@ void fill_codes(void *codes, Container container, int64_t count, int64_t code) {
     }
 }
 
-}  // namespace
-
 Stack::Stack(std::vector<std::vector<const Layer *>> layers,
              std::vector<std::vector<std::vector<Requantizer>>> between,
              std::vector<const uint8_t *> finite)
@@ -38,14 +35,13 @@ Stack::Stack(std::vector<std::vector<const Layer *>> layers,
                                              container_bytes(each->h().container)});
 }
 
-// below[direction]: states (rows, H), in the container of that direction.
 void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
                        int64_t rows) const {
     const int D = directions();
     const int64_t H = this->layer(layer, 0).H();
     for (int direction = 0; direction < D; ++direction)
         for (int half = 0; half < D; ++half) {
-            const Requantizer &r = between_[layer - 1][direction][half];
+            const Requantizer &r = between(layer, direction, half);
             char *to = static_cast<char *>(codes[direction]) + half * H * container_bytes(r.to);
             // With one direction below, all states are contiguous.
             const int64_t count = D == 1 ? 1 : rows, n = D == 1 ? rows * H : H;
@@ -127,6 +123,36 @@ void Stack::run(const Call &call) {
         nan |= run_tasks(tasks, call.threads, scratch_);
     }
     if (nan) mark_nan(call);
+}
+
+void Stack::run(const RealCall &call) {
+    const int64_t T = call.T, N = call.N, H = layer(0, 0).H(), width = directions() * H;
+    const int64_t cells = static_cast<int64_t>(depth()) * directions();
+    const Readable x(call.x, T, N, layer(0, 0).C()), h0(call.h0, cells, N, H, true);
+    const Writable last(call.last, cells, N, H);
+    // Kernels write steps and rows of any strides.
+    const bool direct = call.y.is_plain();
+    const Writable y(direct ? RealValues{} : call.y, T, N, width);
+    Call job;
+    job.x = x.data;
+    job.x_step = x.step;
+    job.x_row = x.row;
+    job.h0 = h0.data;
+    job.y = direct ? static_cast<float *>(call.y.data) : y.data;
+    job.y_step = direct ? call.y.step : N * width;
+    job.y_row = direct ? call.y.row : width;
+    job.last = last.data;
+    job.kept = call.kept;
+    job.lengths = call.lengths;
+    job.T = T;
+    job.N = N;
+    job.threads = call.threads;
+    run(job);
+    // A row of last states is NaN either completely or not at all.
+    if (call.nan)
+        for (int64_t i = 0; i < cells * N; ++i) call.nan[i] = last.data[i * H] * 0.f;
+    y.finish();
+    last.finish();
 }
 
 int64_t Stack::step_workspace(int64_t N) const {

@@ -6,8 +6,12 @@
 #include "cpu/core/boundary.hpp"
 #include "cpu/core/layer.hpp"
 #include "cpu/core/memory.hpp"
+#include "cpu/core/real_values.hpp"
 
 namespace quant_gru {
+
+// Fills memory with one code.
+void fill_codes(void *codes, Container container, int64_t count, int64_t code);
 
 class Stack {
  public:
@@ -24,6 +28,13 @@ class Stack {
     size_t depth() const { return layers_.size(); }
     const Layer &layer(size_t i, int direction) const { return *layers_[i][direction]; }
 
+    const Requantizer &between(size_t layer, int direction, int half) const {
+        return between_[layer - 1][static_cast<size_t>(direction)][static_cast<size_t>(half)];
+    }
+    // Computes the input codes of a layer, (rows, directions * H) for each direction, from the
+    // states (rows, H) of each direction below.
+    void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
+
     struct Call {
         const float *x = nullptr;  // (T, N, C), strides in elements
         int64_t x_step = 0, x_row = 0;
@@ -39,6 +50,17 @@ class Stack {
     // Rows that NaN reaches become NaN in y and last. Codes are computed with 0 in place of NaN.
     void run(const Call &call);
 
+    // A call with real values of any dtype and layout.
+    struct RealCall {
+        RealValues x, h0, y, last;         // shapes as above; h0 absent for zeros
+        void *const *kept = nullptr;       // as above
+        float *nan = nullptr;              // receives (cells, N): NaN for NaN rows, else 0; or null
+        const int64_t *lengths = nullptr;  // (N) or null
+        int64_t T = 0, N = 0;
+        int threads = 1;
+    };
+    void run(const RealCall &call);
+
     // Runs one step with states as codes: state[layer] is (N, H), read and written. Returns whether
     // an input was NaN; y is then computed with 0 in its place.
     bool step(const float *x, int64_t N, void *const *state, float *y);
@@ -51,8 +73,6 @@ class Stack {
     void clear(int64_t N, void *const *state) const;
 
  private:
-    // Computes the input codes of a layer, (rows, directions * H) each, from the states below.
-    void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
     bool has_finite_weights() const;
     void mark_nan(const Call &call) const;
 

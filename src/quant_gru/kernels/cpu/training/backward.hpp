@@ -5,19 +5,23 @@
 
 namespace quant_gru {
 
+// What a backward reads of a plan, besides its layer: codes of weights and their scales, in rows
+// update, reset, candidate.
+struct CellWeights {
+    const void *W = nullptr, *R = nullptr;                 // (3H, C), (3H, H)
+    int W_bytes = 1, R_bytes = 1;                          // of a code
+    const float *W_scales = nullptr, *R_scales = nullptr;  // (3H)
+    Scales scales;
+};
+
 // Everything is contiguous but grad_out, whose units stand side by side. Null: not wanted.
-struct BackwardCall {
+struct BackwardCall : CellWeights {
     // what the forward took in and gave, in containers
     const void *x = nullptr, *h0 = nullptr, *out = nullptr;  // (T, N, C), (N, H), (T, N, H)
     const uint8_t *held = nullptr;                           // (T, N, H) or null
     const int64_t *lengths = nullptr;                        // (N) or null
     int64_t T = 0, N = 0;
     bool reverse = false;
-    // codes of weights and their scales, in rows update, reset, candidate
-    const void *W = nullptr, *R = nullptr;                 // (3H, C), (3H, H)
-    int W_bytes = 1, R_bytes = 1;                          // of a code
-    const float *W_scales = nullptr, *R_scales = nullptr;  // (3H)
-    Scales scales;
     const float *grad_out = nullptr, *grad_last = nullptr;  // (T, N, H), (N, H)
     int64_t grad_step = 0, grad_row = 0;
     // results; rows reset, update, candidate

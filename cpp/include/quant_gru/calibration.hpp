@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "quant_gru/interchange.h"
+#include "quant_gru/export.h"
 #include "quant_gru/parameters.hpp"
 
 namespace quant_gru {

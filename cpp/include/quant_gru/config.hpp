@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "quant_gru/interchange.h"
+#include "quant_gru/export.h"
 
 namespace quant_gru {
 

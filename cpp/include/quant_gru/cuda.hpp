@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "quant_gru/interchange.h"
+#include "quant_gru/export.h"
 #include "quant_gru/model.hpp"
 
 namespace quant_gru::cuda {

@@ -16,7 +16,7 @@
 #include <memory>
 #include <type_traits>
 
-#include "quant_gru/interchange.h"
+#include "quant_gru/export.h"
 
 // The handles of CUDA, declared as its headers do. Passes over memory of the host ignore them.
 struct cublasContext;

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "quant_gru/interchange.h"
+#include "quant_gru/export.h"
 
 namespace quant_gru {
 

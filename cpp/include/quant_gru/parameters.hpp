@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "quant_gru/config.hpp"
-#include "quant_gru/interchange.h"
+#include "quant_gru/export.h"
 
 namespace quant_gru {
 

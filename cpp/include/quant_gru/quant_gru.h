@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "quant_gru/interchange.h"
+#include "quant_gru/export.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "cuda/device.hpp"
+#include "cuda/host/runtime.hpp"
 #include "golden.hpp"
 #include "quant_gru/cuda.hpp"
 

@@ -60,7 +60,7 @@ def on_host(fake: pytest.MonkeyPatch, build: Path, folder: Path) -> CudaLibrary:
 def planned(fake: pytest.MonkeyPatch, build: Path) -> CudaAccess:
     """Functions of the library, with launches that are only checked."""
     access = CudaAccess(build / "cpp/tests" / "libcuda_access.so")
-    access.key_of_kernel("rows", "", "sm_90a")  # opens the stand-in for NVRTC
+    access.key_of_kernel("boundary/rows", "", "sm_90a")  # opens the stand-in for NVRTC
     return access
 
 
@@ -119,7 +119,7 @@ def test_a_folder_that_others_can_write_is_not_used(
     folder = tmp_path / "cache"
     before = os.umask(0)
     try:
-        size = nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a")
+        size = nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a")
     finally:
         os.umask(before)
     (entry,) = folder.iterdir()
@@ -128,25 +128,26 @@ def test_a_folder_that_others_can_write_is_not_used(
 
     def loads_what_was_planted() -> bool:
         cache.store(entry.stem, b"0" * 17)
-        return nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == "17"
+        return nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == "17"
 
     assert loads_what_was_planted()
     entry.chmod(0o666)
-    assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+    assert nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == size
     assert loads_what_was_planted()
     folder.chmod(0o1777)
     for _ in range(2):
-        assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+        assert nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == size
     assert capfd.readouterr().err.count("is not used, because others can write it") == 1
     folder.chmod(0o755)
     entry.unlink()
     os.mkfifo(entry)
-    assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+    assert nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == size
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_small_kernels_compile(nvrtc: CudaAccess, arch: str) -> None:
-    for source in ("rows", "byte_product", "wide_border", "projection/int_mm"):
+    products = ("projection/byte_product", "projection/int_mm")
+    for source in ("boundary/rows", "boundary/wide_border", *products):
         assert int(nvrtc.compile_kernel(source, words(PLAIN), arch)) > 0
     few, step = {**PLAIN, "WIDE": 1}, {**PLAIN, "REAL": "float"}
     for source, macros in (("projection/reals_few_rows", few), ("recurrence/per_step", step)):
@@ -166,8 +167,8 @@ def test_kernels_of_a_plan_compile(
 
 
 def test_errors_of_nvrtc_name_source_and_options(nvrtc: CudaAccess) -> None:
-    with pytest.raises(RuntimeError, match=r"to compile rows\.cu with .*-DPadding=1, got\n"):
-        nvrtc.compile_kernel("rows", "Padding=1", "sm_90a")
+    with pytest.raises(RuntimeError, match=r"to compile boundary/rows\.cu with .*-DPadding=1, got\n"):
+        nvrtc.compile_kernel("boundary/rows", "Padding=1", "sm_90a")
     with pytest.raises(RuntimeError, match=r"name of an embedded source, got 'absent\.cu'"):
         nvrtc.compile_kernel("absent", "", "sm_90a")
 
@@ -256,7 +257,7 @@ def compare_launches(planned: CudaAccess, gru: FrozenQuantGRU, T: int, N: int) -
     schedule = Stack(gru._plan(), machine).schedule(T, N, form)
     assert schedule is not None
     # products take the place of torch's
-    own = ("rows", "byte_product")
+    own = ("boundary/rows", "projection/byte_product")
     ours = [each for each in launches(planned, saved(gru), T, N) if each.source not in own]
     # unaligned, so that nobody loads four values at once
     C = gru.shape.input_size

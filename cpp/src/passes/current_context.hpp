@@ -1,7 +1,7 @@
 // The context of a GPU, for functions that take it from the calling thread.
 #pragma once
 
-#include "cuda/driver.hpp"
+#include "cuda/host/runtime.hpp"
 
 namespace quant_gru {
 

@@ -1,6 +1,6 @@
 #include "passes/host_arrays.hpp"
 
-#include "cuda/device.hpp"
+#include "cuda/host/runtime.hpp"
 #include "passes/current_context.hpp"
 #include "passes/on_device.hpp"
 #include "passes/pointers.hpp"

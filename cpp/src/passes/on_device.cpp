@@ -4,7 +4,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "cuda/device.hpp"
+#include "cuda/host/runtime.hpp"
 #include "passes/cublas.hpp"
 #include "passes/current_context.hpp"
 #include "passes/pointers.hpp"

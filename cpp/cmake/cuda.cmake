@@ -51,6 +51,7 @@ add_custom_command(
           -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_sources.cmake
   DEPENDS ${texts} ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt cmake/embed_sources.cmake)
 include(${folder}/quant_gru/kernels/cuda/host/host.cmake)
+add_quant_gru_plans(quant_gru_gpu_plans)
 add_quant_gru_host(quant_gru_cuda ${embedded})
 target_sources(quant_gru_cuda PRIVATE src/gpu_embedder.cpp src/model_on_gpu.cpp)
-list(APPEND parts quant_gru_cuda)
+list(APPEND parts quant_gru_gpu_plans quant_gru_cuda)

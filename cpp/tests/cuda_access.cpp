@@ -73,7 +73,8 @@ EXPORT const char *digest_of_parts(const char *first, const char *second) {
 // One line per launch: source, function, grid, macros, and the arguments in hexadecimal digits.
 EXPORT const char *launches_of(const void *bytes, size_t size, int64_t T, int64_t N) {
     return told([&] {
-        const NetworkCall call(network_of(Device::at(0), quant_gru::read_frozen(bytes, size)), T, N);
+        const NetworkCall call(network_of(Device::at(0), quant_gru::read_frozen(bytes, size)), T,
+                               N);
         Lines lines;
         for (const Launch &each : call.launches) {
             lines << each.kernel.source << '|' << each.kernel.function << '|' << each.grid.x << ' '

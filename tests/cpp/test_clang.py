@@ -18,7 +18,7 @@ SOURCES = [
     *sorted(ROOT.glob("cpp/src/**/*.cpp")),
     *sorted(KERNELS.glob("cpu/core/*.cpp")),
     *sorted(KERNELS.glob("cpu/training/*.cpp")),
-    *sorted(KERNELS.glob("cuda/host/*.cpp")),
+    *sorted(KERNELS.glob("cuda/host/**/*.cpp")),
     *(RUNTIME / f"{name}.cpp" for name in GPU),
     KERNELS / "cpu/isa/portable.cpp",
 ]

@@ -57,7 +57,9 @@ def test_sources_compile(system: str, tmp_path: Path) -> None:
         pytest.skip("needs ziglang")
     folders = (ROOT / "cpp/include", ROOT / "cpp/src", ROOT / "src", KERNELS)
     includes = [f"-I{path}" for path in folders]
-    sources = [path for name in ("cpu/core", "cuda/host") for path in KERNELS.glob(f"{name}/*.cpp")]
+    sources = [
+        path for name in ("cpu/core", "cuda/host/**") for path in KERNELS.glob(f"{name}/*.cpp")
+    ]
     sources += [*ROOT.glob("cpp/src/**/*.cpp"), *(RUNTIME / f"{name}.cpp" for name in GPU)]
     options = ["-target", system, "-std=c++17", "-O0", SYSTEMS[system], *includes]
     command = [sys.executable, "-m", "ziglang", "c++", *options]

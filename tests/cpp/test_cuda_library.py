@@ -167,7 +167,9 @@ def test_kernels_of_a_plan_compile(
 
 
 def test_errors_of_nvrtc_name_source_and_options(nvrtc: CudaAccess) -> None:
-    with pytest.raises(RuntimeError, match=r"to compile boundary/rows\.cu with .*-DPadding=1, got\n"):
+    with pytest.raises(
+        RuntimeError, match=r"to compile boundary/rows\.cu with .*-DPadding=1, got\n"
+    ):
         nvrtc.compile_kernel("boundary/rows", "Padding=1", "sm_90a")
     with pytest.raises(RuntimeError, match=r"name of an embedded source, got 'absent\.cu'"):
         nvrtc.compile_kernel("absent", "", "sm_90a")

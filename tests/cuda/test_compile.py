@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from kernel_runtime.cuda import compiler
+from quant_gru.kernels._native import Form, Gates
 from quant_gru.kernels.cuda.backward.derivatives_planner import DerivativesShape
 from quant_gru.kernels.cuda.backward.grid_planner import GridShape
 from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
-from quant_gru.kernels.cuda.plan.structure import Form, Gates
 from quant_gru.kernels.cuda.projection.from_codes import (
     LARGE,
     MEDIUM,
@@ -35,16 +35,25 @@ pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True), powers=True)
 IN_HALVES = Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,) * 3)
+FIELDS = "narrow real words weight_bytes state_bytes wide_input out_bytes tables table_bytes fused"
+FIELDS += " zoneout own saturated powers"
+
+
+def changed(form, **changes):
+    """A form with other properties."""
+    return Form(**{name: getattr(form, name) for name in FIELDS.split()} | changes)
+
+
 FORMS = {
     "w8a8": BYTES,
     "w8a8-fused": Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (False,) * 3),
     "w8a16": IN_HALVES,
-    "w8a16-float": replace(IN_HALVES, own=Gates("float", (3, 3, 0), 73728), powers=True),
-    "w8a16-lines": replace(IN_HALVES, own=Gates("double", (3, 3, 2), 73728)),
+    "w8a16-float": changed(IN_HALVES, own=Gates("float", (3, 3, 0), 73728), powers=True),
+    "w8a16-lines": changed(IN_HALVES, own=Gates("double", (3, 3, 2), 73728)),
     "w8a16-words": Form(True, "double", True, 1, 2, True, 4, (1, 0, 2), 9216, (False,) * 3),
     "w16a16": Form(True, "double", False, 2, 2, True, 2, (2, 2, 2), 18432, (True,) * 3),
     "w16a8": Form(True, "double", False, 2, 1, False, 1, (0, 0, 0), 3072, (True,) * 3),
-    "zoneout": replace(BYTES, zoneout=True),
+    "zoneout": changed(BYTES, zoneout=True),
     "w16a16-zoneout": Form(
         True, "double", True, 2, 2, True, 2, (2, 2, 2), 18432, (False,) * 3, zoneout=True
     ),
@@ -139,7 +148,7 @@ def variants(arch):
                 if both or (index + place) % 2 == 0:
                     yield "recurrence/persistent", dict(kernel.macros)
 
-    saturated = replace(BYTES, saturated=True)
+    saturated = changed(BYTES, saturated=True)
     for blocks, units in ((1, 64), (1, 96), (2, 256), (4, 256)):
         if blocks == 1 or arch != "sm_80":
             shape = planner.make_shape(units, blocks, 1, 1, 2 * blocks)

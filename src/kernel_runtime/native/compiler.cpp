@@ -42,7 +42,8 @@ struct Nvrtc {
 };
 
 std::vector<std::string> names() {
-    if (const std::string chosen = environment(kEmbedder.nvrtc_variable); !chosen.empty()) return {chosen};
+    if (const std::string chosen = environment(kEmbedder.nvrtc_variable); !chosen.empty())
+        return {chosen};
 #if defined(_WIN32)
     return {"nvrtc64_130_0.dll", "nvrtc64_120_0.dll"};
 #else
@@ -79,8 +80,7 @@ const Nvrtc &nvrtc() {
 
 void expect_success(int status) {
     if (status)
-        fail("Expected NVRTC to succeed, got " +
-                          std::string(nvrtc().nvrtcGetErrorString(status)));
+        fail("Expected NVRTC to succeed, got " + std::string(nvrtc().nvrtcGetErrorString(status)));
 }
 
 const char *source_text(const std::string &name) {
@@ -160,8 +160,8 @@ std::string compiled(const Kernel &kernel, const std::vector<std::string> &optio
         text += " " + option;
     }
     if (n.nvrtcCompileProgram(program, static_cast<int>(given.size()), given.data()))
-        fail("Expected NVRTC " + n.version() + " to compile " + name + " with" + text +
-                          ", got\n" + log_of(program));
+        fail("Expected NVRTC " + n.version() + " to compile " + name + " with" + text + ", got\n" +
+             log_of(program));
     size_t size = 0;
     expect_success(n.nvrtcGetCUBINSize(program, &size));
     std::string code(size, '\0');

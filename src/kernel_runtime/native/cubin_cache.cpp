@@ -58,7 +58,8 @@ bool is_trusted(const std::string &folder) {
                      "%s: the cache of compiled kernels is not used, because %s: kernels are "
                      "compiled again in each process. Use a folder of your own (%s=..)%s '%s'\n",
                      kEmbedder.name, others ? "others can write it" : "it belongs to another user",
-                     kEmbedder.cache_variable, others ? ", or run chmod o-w" : " in place of", folder.c_str());
+                     kEmbedder.cache_variable, others ? ", or run chmod o-w" : " in place of",
+                     folder.c_str());
     return false;
 }
 
@@ -86,7 +87,8 @@ std::string cache_key(const std::vector<std::string> &parts) {
 }
 
 std::string cache_folder() {
-    if (const std::string chosen = environment(kEmbedder.cache_variable); !chosen.empty()) return chosen;
+    if (const std::string chosen = environment(kEmbedder.cache_variable); !chosen.empty())
+        return chosen;
     // a relative path is to be ignored, as the specification of these folders says
     if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty() && base[0] == '/')
         return base + "/" + kEmbedder.name;

@@ -88,16 +88,16 @@ Device::Device(int index) : index_(index) {
     int count = 0, device = 0, minor = 0;
     check(d.cuDeviceGetCount(&count));
     if (index < 0 || index >= count)
-        fail("Expected the index of a GPU to be in [0, " + std::to_string(count) +
-                          "), got " + std::to_string(index));
+        fail("Expected the index of a GPU to be in [0, " + std::to_string(count) + "), got " +
+             std::to_string(index));
     check(d.cuDeviceGet(&device, index));
     check(d.cuDeviceGetAttribute(&capability_, kCapabilityMajor, device));
     check(d.cuDeviceGetAttribute(&minor, kCapabilityMinor, device));
     check(d.cuDeviceGetAttribute(&multiprocessors_, kMultiprocessorCount, device));
     capability_ = 10 * capability_ + minor;
     if (capability_ < kOldest)
-        fail("Expected compute capability 8.0 or later, got " +
-                          std::to_string(capability_ / 10) + "." + std::to_string(minor));
+        fail("Expected compute capability 8.0 or later, got " + std::to_string(capability_ / 10) +
+             "." + std::to_string(minor));
     arch_ = "sm_" + std::to_string(capability_) + (capability_ == 90 ? "a" : "");
     check(d.cuDevicePrimaryCtxRetain(&context_, device));
 }

@@ -1,5 +1,5 @@
-// A GPU: its kernels, launches and memory. driver.hpp and compiler.hpp are below it. A function that
-// fails throws the exception of embedder.hpp.
+// A GPU: its kernels, launches and memory. driver.hpp and compiler.hpp are below it. A function
+// that fails throws the exception of embedder.hpp.
 //
 //     Device &device = Device::at(0);
 //     const Function function = device.load({"folder/file", "function", {}});
@@ -17,15 +17,6 @@
 #include "kernel_runtime/native/driver.hpp"
 
 namespace kernel_runtime::cuda {
-
-// The dimensions of a launch.
-struct Grid {
-    unsigned x = 1, y = 1;      // blocks
-    unsigned threads = 1;       // per block
-    unsigned cluster = 1;       // blocks in x that form a cluster
-    unsigned shared_bytes = 0;  // dynamic shared memory of a block
-    bool early = false;  // blocks may start before the previous launch ends; the kernel then waits
-};
 
 // A loaded kernel.
 struct Function {

@@ -45,7 +45,7 @@ Driver opened() {
         const char *name = nullptr;
         d.cuGetErrorName(status, &name);
         fail("Expected a GPU of NVIDIA, got " +
-                          (name ? std::string(name) : std::to_string(status)));
+             (name ? std::string(name) : std::to_string(status)));
     }
     return d;
 }
@@ -62,7 +62,7 @@ void check(int status) {
     const char *name = nullptr;
     driver().cuGetErrorName(status, &name);
     fail("Expected the CUDA driver to succeed, got " +
-                      (name ? std::string(name) : std::to_string(status)));
+         (name ? std::string(name) : std::to_string(status)));
 }
 
 }  // namespace kernel_runtime::cuda

@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernel_runtime/native/launch.hpp"
+
 namespace kernel_runtime::cuda {
 
-using Address = uint64_t;  // CUdeviceptr
-using Stream = void *;     // CUstream; null is the legacy default stream
+using Stream = void *;  // CUstream; null is the legacy default stream
 
 struct LaunchAttribute {  // CUlaunchAttribute
     int id, pad;

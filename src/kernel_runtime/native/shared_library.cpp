@@ -36,15 +36,14 @@ SharedLibrary::SharedLibrary(const char *what, const std::vector<std::string> &n
         const char *error = dlerror();
         if (reason.empty() && error) reason = error;
     }
-    fail("Expected " + std::string(what) + " to be installed (" + advice + "), got " +
-                      reason);
+    fail("Expected " + std::string(what) + " to be installed (" + advice + "), got " + reason);
 }
 
 void *SharedLibrary::symbol(const char *name) const {
     void *const found = dlsym(handle_, name);
     if (!found)
         fail("Expected " + std::string(what_) + " to have the function " + name +
-                          ", got an older version");
+             ", got an older version");
     return found;
 }
 

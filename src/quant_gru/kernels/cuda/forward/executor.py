@@ -17,7 +17,7 @@ from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, WeightPart
-from quant_gru.kernels.cuda.plan.structure import Form
+from quant_gru.kernels._native import Form
 from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.projection import int_mm
 from quant_gru.kernels.cuda.projection.from_codes import projection

@@ -9,6 +9,7 @@ import torch
 
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward.border import Border, Extent
 from quant_gru.kernels.cuda.forward.inputs import (
     ByteRows,
@@ -250,9 +251,7 @@ class LayerLaunches:
         self, group: Group, outputs: planner.StateOutputs, overlap: Overlap | None
     ) -> tuple[Kernel, Grid]:
         (cells, form, shape), N = group, self._N
-        clusters = self._machine.clusters()
-        # no launch starts early on GPUs without clusters: some have too little shared memory
-        alone = len(clusters) > 1 and shape.tiles(N) * len(cells) <= clusters[shape.blocks]
+        alone = _native.starts_early(shape, N, len(cells), self._machine.clusters())
         return planner.layout(
             shape,
             form,

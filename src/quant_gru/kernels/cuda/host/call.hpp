@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cuda/host/cell.hpp"
+#include "cuda/host/plans/planner.hpp"
 #include "cuda/host/runtime.hpp"
-#include "cuda/host/planner.hpp"
 
 namespace quant_gru::cuda {
 

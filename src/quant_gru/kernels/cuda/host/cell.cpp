@@ -5,12 +5,10 @@
 #include <limits>
 
 #include "c99/fixed_point.h"
-#include "cuda/host/saturating.hpp"
 
 namespace quant_gru::cuda {
 namespace {
 
-constexpr double kMagicFloat = 12582912.0, kMagicDouble = 6755399441055744.0;
 constexpr double kSmallest = 1e-20, kLargest = 1e20;  // see Numbers.exact_float in Python
 
 const QuantizerNumbers &operand_of(const CellNumbers &n, int which) { return which ? n.h : n.x; }
@@ -35,24 +33,6 @@ bool is_power(double v) {
 
 bool is_normal(double m) { return m == 0 || (m > kSmallest && m < kLargest); }
 
-template <class Real>
-SumC<Real> sum_of(const SumNumbers &n, const Sum &sum) {
-    SumC<Real> c{};
-    if (!n.terms) return c;
-    const double magic = sizeof(Real) == 4 ? kMagicFloat : kMagicDouble;
-    for (int i = 0; i < n.terms; ++i) {
-        c.M[i] = n.M[i];
-        c.m[i] = static_cast<Real>(std::ldexp(static_cast<double>(n.M[i]), static_cast<int>(-n.k)));
-    }
-    c.lo = static_cast<Real>(magic + static_cast<double>(sum.lo));
-    c.hi = static_cast<Real>(magic + static_cast<double>(sum.hi));
-    c.low = sum.lo;
-    c.high = sum.hi;
-    c.k = n.k;
-    c.in_words = sum.tier == 'd';
-    return c;
-}
-
 }  // namespace
 
 Address Arrays::add(const void *values, size_t bytes) {
@@ -67,38 +47,17 @@ Address Arrays::reserve(size_t bytes) {
 }
 
 Cell::Cell(Device &device, const CellInput &input)
-    : arrays_(device), n_(input.numbers), between_(input.between) {
-    const QuantizerNumbers *const pres[] = {&n_.z_pre, &n_.r_pre, &n_.g_pre};
-    const TableNumbers *const tables[] = {&n_.tables.z, &n_.tables.r, &n_.tables.g};
+    : arrays_(device), gates_(input.numbers), n_(gates_.numbers), between_(input.between) {
     for (size_t i = 0; i < 3; ++i) {
-        const TableNumbers &t = *tables[i];
-        tables_[i] = gate_table(t, *pres[i]);
-        TableC &c = table_numbers_[i];
-        if (!tables_[i].direct.empty()) c.direct = arrays_.add(tables_[i].direct);
-        c.entries = static_cast<int64_t>(tables_[i].direct.size());
-        if (!tables_[i].lines.empty()) {
-            c.lines = arrays_.add(tables_[i].lines);
-            c.line_count = static_cast<int64_t>(tables_[i].lines.size() / 2);
-            c.line_origin = tables_[i].line_origin;
-        }
-        c.bounds = arrays_.add(t.bounds, static_cast<size_t>(t.segments) * sizeof(int64_t));
-        c.coefficients = arrays_.add(
+        const TableNumbers &t = gates_.table(i);
+        TableAddresses &to = places_[i];
+        if (!tables()[i].direct.empty()) to.direct = arrays_.add(tables()[i].direct);
+        if (!tables()[i].lines.empty()) to.lines = arrays_.add(tables()[i].lines);
+        to.bounds = arrays_.add(t.bounds, static_cast<size_t>(t.segments) * sizeof(int64_t));
+        to.coefficients = arrays_.add(
             t.coefficients, static_cast<size_t>(t.segments * (t.degree + 1)) * sizeof(int64_t));
-        c.pre_lo = tables_[i].first + pres[i]->zero;
-        c.pre_zero = pres[i]->zero;
-        c.least = pres[i]->lo();
-        c.segments = t.segments;
-        c.degree = t.degree;
-        c.shift = t.shift;
-        c.last = t.last;
-        c.segment_shift = std::max(t.segment_shift, 0);
-        c.lo = t.lo - t.zero;
-        c.hi = t.hi - t.zero;
-        c.scale = std::ldexp(1.0, -t.shift);
     }
-    const auto saturated = saturated_numbers(n_);
-    if (saturated) saturated_ = *saturated;
-    form_ = form_of(n_, tables_, saturated.has_value(), device.has_clusters());
+    form_ = gates_.form(device.has_clusters());
     for (int which = 0; which < 2; ++which) {
         const MatrixNumbers &w = weights_of(n_, which);
         auto &m = m_[static_cast<size_t>(which)];
@@ -202,7 +161,7 @@ std::array<int32_t, 2> Cell::exact_of_R() const {
         const int64_t reach = size * n_.h.reach() + std::llabs(n_.R.bias[row]);
         const double m = m_[1][static_cast<size_t>(row)];
         bool first, second;
-        if (form_.in_int32) {
+        if (form_.in_int32()) {
             // bounds of stored codes; the kernel may store low bytes less 128
             const int64_t folded = n_.R.bias[row] + (byte_offset(n_.h) - n_.h.zero) * sum;
             const int64_t halves =
@@ -338,34 +297,5 @@ Fragments Cell::packed(int64_t features, int64_t units) {
         }
     return {arrays_.add(bytes), arrays_.add(bias), arrays_.add(m)};
 }
-
-template <class Real>
-CellC<Real> Cell::gates() const {
-    const double magic = sizeof(Real) == 4 ? kMagicFloat : kMagicDouble;
-    const quant_gru::Cell plan = layer_plan(n_).cell;
-    CellC<Real> c{};
-    c.z_pre = sum_of<Real>(n_.sums.z_pre, plan.z_pre);
-    c.r_pre = sum_of<Real>(n_.sums.r_pre, plan.r_pre);
-    c.rRh = sum_of<Real>(n_.sums.rRh, plan.rRh);
-    c.g_pre = sum_of<Real>(n_.sums.g_pre, plan.g_pre);
-    c.old_contrib = sum_of<Real>(n_.sums.old_contrib, plan.old_contrib);
-    c.new_contrib = sum_of<Real>(n_.sums.new_contrib, plan.new_contrib);
-    c.h = sum_of<Real>(n_.sums.h, plan.h_new);
-    c.zoneout = sum_of<Real>(n_.sums.zoneout, plan.zoneout);
-    c.z = table_numbers_[0];
-    c.r = table_numbers_[1];
-    c.g = table_numbers_[2];
-    c.one = static_cast<Real>(n_.one);
-    c.one_integer = n_.one;
-    c.Rh_lo = static_cast<Real>(magic + static_cast<double>(n_.Rh.lo() - n_.Rh.zero));
-    c.Rh_hi = static_cast<Real>(magic + static_cast<double>(n_.Rh.hi() - n_.Rh.zero));
-    c.Wx_offset = static_cast<Real>(n_.Wx.zero - n_.Wx.lo());
-    c.h_zero = n_.h.zero;
-    c.h_offset = byte_offset(n_.h);
-    return c;
-}
-
-template CellC<float> Cell::gates() const;
-template CellC<double> Cell::gates() const;
 
 }  // namespace quant_gru::cuda

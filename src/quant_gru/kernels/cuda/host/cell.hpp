@@ -7,10 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/host/cell_form.hpp"
+#include "cuda/host/plans/gate_numbers.hpp"
 #include "cuda/host/runtime.hpp"
-#include "cuda/host/gate_tables.hpp"
-#include "cuda/host/structs.hpp"
 
 namespace quant_gru::cuda {
 
@@ -100,8 +98,11 @@ class Cell {
 
     // The gate arithmetic of a launch.
     template <class Real>
-    CellC<Real> gates() const;
-    const SaturatedC &saturated() const { return saturated_; }
+    CellC<Real> gates() const {
+        return gates_.cell<Real>(places_);
+    }
+    const SaturatedC &saturated() const { return *gates_.saturated; }
+    const GateTables &tables() const { return gates_.tables; }
 
  private:
     MatrixC matrix(int which);
@@ -111,12 +112,11 @@ class Cell {
     Fragments packed(int64_t features, int64_t units);
 
     Arrays arrays_;
-    CellNumbers n_;  // its arrays are those of the input
+    GateNumbers gates_;
+    const CellNumbers &n_;  // its arrays are those of the input
     std::vector<SumNumbers> between_;
-    std::array<GateTable, 3> tables_;
-    std::array<TableC, 3> table_numbers_{};
+    std::array<TableAddresses, 3> places_{};
     Form form_;
-    SaturatedC saturated_{};
     std::array<std::vector<double>, 2> m_;  // multipliers of W x and R h, (3H)
     std::array<MatrixC, 2> matrices_{}, transposed_{};
     std::array<Address, 2> exact_{};

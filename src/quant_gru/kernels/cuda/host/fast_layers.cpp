@@ -69,11 +69,14 @@ class FastLayers {
  private:
     bool choose(size_t layer, std::vector<Group> &groups) {
         const size_t D = net_.directions();
-        const bool together = D == 2 && net_.cell(layer, 0).form() == net_.cell(layer, 1).form();
-        if (together)
-            groups.push_back({{0, 1}, net_.cell(layer, 0).form(), {}});
+        std::vector<DirectionForm> forms;
+        for (size_t d = 0; d < D; ++d)
+            forms.push_back({net_.cell(layer, d).form(), net_.cell(layer, d).tables()});
+        const auto shared = shared_form(forms, to_.H(), N_, net_.device.clusters());
+        if (shared && D == 2)
+            groups.push_back({{0, 1}, *shared, {}});
         else
-            for (size_t d = 0; d < D; ++d) groups.push_back({{d}, net_.cell(layer, d).form(), {}});
+            for (size_t d = 0; d < D; ++d) groups.push_back({{d}, forms[d].form, {}});
         for (Group &group : groups) {
             const auto found =
                 choose_shape(group.form, to_.H(), N_, static_cast<int>(group.directions.size()),
@@ -98,7 +101,7 @@ class FastLayers {
                 writes_nan = writes_nan || reads_reals(inputs_[d].method);
             }
             if (writes_nan && !layer) to_.clear_padding(nan_);
-            if (group.form.gates.in_float)
+            if (group.form.recurrence().in_float)
                 add_recurrence<float>(layer, group);
             else
                 add_recurrence<double>(layer, group);
@@ -239,9 +242,12 @@ class FastLayers {
         for (size_t i = 0; i < count; ++i) fill(p[i], layer, group, group.directions[i]);
         const std::optional<Overlap> &overlap = inputs_[group.directions[0]].overlap;
         if (overlap) p[0].counts = overlap->counts;
-        const Layout layout =
-            recurrence_layout(group.shape, group.form, to_.H(), N_, static_cast<int>(count), top,
-                              !top, overlap ? overlap->chunk : 0, net_.device.clusters());
+        const auto D = static_cast<int>(count);
+        RecurrenceUse use;
+        use.states = StateOutputs{top, !top};
+        use.early = starts_early(group.shape, N_, D, net_.device.clusters());
+        use.chunk = overlap ? overlap->chunk : 0;
+        const Layout layout = recurrence_layout(group.shape, group.form, to_.H(), N_, D, use);
         to_.add(layout.kernel, layout.grid, p);
         to_.last().arguments.resize(count * sizeof p[0]);
         for (size_t i = 0; i < count; ++i) {

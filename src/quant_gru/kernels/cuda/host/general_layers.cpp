@@ -141,12 +141,8 @@ class GeneralLayers {
         p.R = cell.transposed()[1];
         p.cell = cell.gates<double>();
         const GenericC pair[2] = {p, p};
-        const Form &form = cell.form();
         Kernel kernel{"recurrence/wide_integers", "generic", {{"QG_WORDS", "1"}}};
-        kernel.macros["QG_RRH"] = std::to_string(form.rRh);
-        kernel.macros["QG_OLD"] = std::to_string(form.old_contrib);
-        kernel.macros["QG_NEW"] = std::to_string(form.new_contrib);
-        kernel.macros["QG_ZONEOUT"] = std::to_string(form.zoneout);
+        kernel.macros.merge(cell.form().products());
         Grid grid;
         grid.x = static_cast<unsigned>(N_);
         grid.threads = 256;

@@ -36,10 +36,7 @@ void add_all_steps(Launches &to, Cell &cell, const SequenceC &s, Address Wx, int
     Kernel kernel{
         "recurrence/per_step", "step", {{"REAL", sizeof(Real) == 4 ? "float" : "double"}}};
     kernel.macros["QG_WORDS"] = std::to_string(form.words);
-    kernel.macros["QG_RRH"] = std::to_string(form.rRh);
-    kernel.macros["QG_OLD"] = std::to_string(form.old_contrib);
-    kernel.macros["QG_NEW"] = std::to_string(form.new_contrib);
-    kernel.macros["QG_ZONEOUT"] = std::to_string(form.zoneout);
+    kernel.macros.merge(form.products());
     Grid grid;
     grid.x = static_cast<unsigned>(to.N);
     grid.y = static_cast<unsigned>((to.H() + 255) / 256);
@@ -92,7 +89,7 @@ void add_steps(Launches &to, Cell &cell, const SequenceC &s) {
     const Address Wx = to.reserve(4 * words * to.T * to.N * units);
     to.split_codes(cell.numbers().x, s.x, to.T * to.N, cell.C(), bytes);
     project_by_products(to, cell, {Wx, 1, 1, to.N, units}, bytes);
-    if (cell.form().gates.in_float && !cell.form().in_int32)
+    if (cell.form().gates.in_float)
         add_all_steps<float>(to, cell, s, Wx, units);
     else
         add_all_steps<double>(to, cell, s, Wx, units);

@@ -76,4 +76,4 @@ def overlap_of(
     if not chunk or found.clusters <= 0 or not found.strips(units):
         return None
     time = found.time(units, T * N, padded, planes)
-    return found if time < _LARGEST_SHARE * T * planner.step_time(shape, numbers.form) else None
+    return found if time < _LARGEST_SHARE * T * shape.step_time(numbers.form) else None

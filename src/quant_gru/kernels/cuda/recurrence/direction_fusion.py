@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from quant_gru.kernels.cuda.plan.structure import Form, joint_form
+from quant_gru.errors import QuantGRUError
+from quant_gru.kernels import _native
+from quant_gru.kernels._native import Form
 from quant_gru.kernels.cuda.plan.tensors import Numbers
-from quant_gru.kernels.cuda.recurrence import planner
 
 
 class HasNumbers(Protocol):
@@ -36,25 +36,16 @@ def launches_of(
     Args:
         directions: One or two directions.
         N: Rows.
-        clusters: As for `planner.candidates`.
+        clusters: As for `planner.choose`.
     """
     numbers = [each.numbers for each in directions]
-    H, forms = numbers[0].H, [each.form for each in numbers]
-    apart = [([each], each.numbers.form) for each in directions]
-    if any(each.H != H for each in numbers):
-        return apart
-    joint = joint_form([(each.form, each.frozen) for each in numbers])
-    if joint is None:
-        return apart
-    if any(form != joint for form in forms):
-        alone = sum(_time(form, H, N, 1, clusters) for form in forms)
-        if _time(joint, H, N, len(forms), clusters) > alone:
-            return apart
-    return [(directions, joint)]
-
-
-def _time(form: Form, H: int, N: int, directions: int, clusters: Mapping[int, int]) -> float:
-    shape = planner.choose(form, H, N, directions, clusters)
-    if shape is None:
-        return math.inf
-    return planner.time_of(shape, form, N, directions, clusters)
+    H = numbers[0].H
+    if all(each.H == H for each in numbers):
+        forms = [(each.form, each.frozen.native) for each in numbers]
+        try:
+            joint = _native.shared_form(forms, H, N, clusters)
+        except ValueError as error:
+            raise QuantGRUError(str(error)) from None
+        if joint is not None:
+            return [(directions, joint)]
+    return [([each], each.numbers.form) for each in directions]

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 
-#include "cuda/host/runtime.hpp"
+#include "kernel_runtime/native/launch.hpp"
 
 namespace quant_gru::cuda {
+
+using kernel_runtime::cuda::Address;
 
 struct SequenceC {
     Address x, h0, out, last, lengths, workspace;

@@ -1,7 +1,11 @@
-#include "cuda/host/planner.hpp"
+#include "cuda/host/plans/planner.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <stdexcept>
 
 namespace quant_gru::cuda {
 namespace {
@@ -19,11 +23,7 @@ constexpr double kSharedStep = 1.1;  // a step of two blocks on a multiprocessor
 
 int64_t rounded_up(int64_t v, int64_t unit) { return (v + unit - 1) / unit * unit; }
 
-RecurrenceShape make_shape(int64_t H, int blocks, int split, int spread, int rows) {
-    return {rounded_up(H, 64 * split), rounded_up(H, 16 * blocks), blocks, split, spread, rows};
-}
-
-bool in_float(const Form &form) { return form.gates.in_float; }
+bool in_float(const Form &form) { return form.recurrence().in_float; }
 
 // Bytes of states that a thread copies to the output at once; 0 if each thread stores its own.
 int copied_bytes(const Form &form, int64_t H) {
@@ -32,7 +32,45 @@ int copied_bytes(const Form &form, int64_t H) {
     return form.state_bytes == 1 && H % 4 == 0 ? 4 : 0;
 }
 
+constexpr std::pair<int, int> kWarps[] = {{1, 1}, {1, 2}, {2, 1}};  // split and spread
+constexpr int kRows[] = {1, 2, 4, 8, 16};
+
+bool is_possible(const RecurrenceShape &shape, const Form &form, const Clusters &clusters) {
+    const bool doubles = form.weight_bytes == 1 && shape.split == 2 && shape.blocks > 1;
+    return shape.rows >= shape.spread && (shape.rows <= 8 || doubles) &&
+           shape.fits(form, clusters.size() > 1);
+}
+
+// The shape that `kShapeVariable` names.
+RecurrenceShape named_shape(const std::string &wanted, const Form &form, int64_t H,
+                            const Clusters &clusters) {
+    const auto refuse = [&](const std::string &rule, const std::string &where = "") {
+        throw std::invalid_argument("Expected " + std::string(kShapeVariable) + " to " + rule +
+                                    ", got '" + wanted + "'" + where);
+    };
+    int n[4], end = -1;
+    const bool read =
+        std::sscanf(wanted.c_str(), "%d,%d,%d,%d%n", &n[0], &n[1], &n[2], &n[3], &end) == 4;
+    if (!read || static_cast<size_t>(end) != wanted.size()) refuse("be blocks,split,spread,rows");
+    const bool warps = std::count(std::begin(kWarps), std::end(kWarps), std::pair(n[1], n[2])) > 0;
+    if (!clusters.count(n[0]) || !warps || !std::count(std::begin(kRows), std::end(kRows), n[3])) {
+        std::string sizes;
+        for (const auto &each : clusters)
+            sizes += (sizes.empty() ? "" : ", ") + std::to_string(each.first);
+        refuse("have " + sizes +
+               " blocks (of this device), at most two warps in all and 1, 2, 4, 8 or 16 rows");
+    }
+    const RecurrenceShape shape = make_shape(H, n[0], n[1], n[2], n[3]);
+    if (!is_possible(shape, form, clusters))
+        refuse("be a shape whose weights fit registers", " for " + std::to_string(H) + " units");
+    return shape;
+}
+
 }  // namespace
+
+RecurrenceShape make_shape(int64_t H, int blocks, int split, int spread, int rows) {
+    return {rounded_up(H, 64 * split), rounded_up(H, 16 * blocks), blocks, split, spread, rows};
+}
 
 int RecurrenceShape::elements() const { return std::max(1, strip() / 2 / (split * spread)); }
 
@@ -95,7 +133,7 @@ int64_t RecurrenceShape::shared_with(int steps, const Form &form) const {
     // barriers, NaN flags of rows, and biases and multipliers
     const int64_t beside = 16 * strips + 32 + (tight(form) ? 12 * threads() : 0);
     const int64_t loaded = steps * strips * threads() * elements() * (form.wide_input ? 8 : 4);
-    return state + exchange + received + beside + loaded + form.gates.table_bytes;
+    return state + exchange + received + beside + loaded + form.recurrence().table_bytes;
 }
 
 Macros RecurrenceShape::macros(const Form &form, int64_t H, int directions) const {
@@ -116,29 +154,31 @@ Macros RecurrenceShape::macros(const Form &form, int64_t H, int directions) cons
                                                  {"QG_WORDS", form.words},
                                                  {"QG_POT", form.powers && in_float(form)},
                                                  {"SATURATED", form.saturated && few},
-                                                 {"TZ", form.gates.tables[0]},
-                                                 {"TR", form.gates.tables[1]},
-                                                 {"TG", form.gates.tables[2]},
+                                                 {"TZ", form.recurrence().tables[0]},
+                                                 {"TR", form.recurrence().tables[1]},
+                                                 {"TG", form.recurrence().tables[2]},
                                                  {"COPY", copied_bytes(form, H)},
                                                  {"DIRS", directions},
                                                  {"RING", ring(form)},
                                                  {"BULK", bulk(form)},
                                                  {"LATE", in_float(form) && few},
                                                  {"SETS", alone && 64 < features && few ? 2 : 1},
-                                                 {"TIGHT", tight(form)},
-                                                 {"QG_RRH", form.rRh},
-                                                 {"QG_OLD", form.old_contrib},
-                                                 {"QG_NEW", form.new_contrib},
-                                                 {"QG_ZONEOUT", form.zoneout}};
-    Macros found{{"REAL", in_float(form) ? "float" : "double"}};
+                                                 {"TIGHT", tight(form)}};
+    Macros found = form.products();
+    found["REAL"] = in_float(form) ? "float" : "double";
     for (const auto &[name, value] : numbers) found[name] = std::to_string(value);
     return found;
 }
 
-double RecurrenceShape::waves(const Form &form, int64_t tiles, const Clusters &clusters) const {
+std::pair<int64_t, int64_t> RecurrenceShape::resident(const Form &form,
+                                                      const Clusters &clusters) const {
     const int64_t alone = std::max(clusters.at(blocks), 1);
-    const bool shares = light() && shared_bytes(form) <= kLightShared;
-    const int64_t most = shares ? 2 * alone : alone, left = tiles % most;
+    return {alone, light() && shared_bytes(form) <= kLightShared ? 2 * alone : alone};
+}
+
+double RecurrenceShape::waves(const Form &form, int64_t tiles, const Clusters &clusters) const {
+    const auto [alone, most] = resident(form, clusters);
+    const int64_t left = tiles % most;
     const double shared = most == alone ? 1.0 : kSharedStep;
     return static_cast<double>(tiles / most) * shared + (left == 0       ? 0.0
                                                          : left <= alone ? 1.0
@@ -152,7 +192,7 @@ double RecurrenceShape::step_time(const Form &form) const {
     // products of a warp depend on each other, and warps share a tensor core
     double turn = steps * std::max(12.7, 9.7 * busy);
     double fixed = in_float(form) ? 239.0 : 398.0, each = in_float(form) ? 59.0 : 206.0;
-    if (form.in_int32) {
+    if (form.in_int32()) {
         fixed = 300.0;
         each = 80.0;
     }
@@ -170,46 +210,85 @@ double RecurrenceShape::step_time(const Form &form) const {
     return std::max(turn + exchange, turn * (rows / strip()));
 }
 
-std::optional<RecurrenceShape> choose_shape(const Form &form, int64_t H, int64_t N, int directions,
-                                            const Clusters &clusters) {
-    if (!form.narrow) return std::nullopt;
-    std::optional<RecurrenceShape> best;
-    double least = 0;
+std::vector<RecurrenceShape> possible_shapes(const Form &form, int64_t H,
+                                             const Clusters &clusters) {
+    std::vector<RecurrenceShape> found;
     for (const auto &each : clusters) {
         const int blocks = each.first;
         if (blocks > 1 && H < 16 * blocks) continue;
-        for (const auto &[split, spread] : {std::pair(1, 1), std::pair(1, 2), std::pair(2, 1)})
-            for (const int rows : {1, 2, 4, 8, 16}) {
+        for (const auto &[split, spread] : kWarps)
+            for (const int rows : kRows) {
                 const RecurrenceShape shape = make_shape(H, blocks, split, spread, rows);
-                const bool doubles = form.weight_bytes == 1 && split == 2 && blocks > 1;
-                if (rows < spread || (rows > 8 && !doubles) ||
-                    !shape.fits(form, clusters.size() > 1))
-                    continue;
-                const double time = shape.waves(form, shape.tiles(N) * directions, clusters) *
-                                    shape.step_time(form);
-                if (best && time >= least) continue;
-                best = shape;
-                least = time;
+                if (is_possible(shape, form, clusters)) found.push_back(shape);
             }
+    }
+    return found;
+}
+
+double time_of(const RecurrenceShape &shape, const Form &form, int64_t N, int directions,
+               const Clusters &clusters) {
+    return shape.waves(form, shape.tiles(N) * directions, clusters) * shape.step_time(form);
+}
+
+std::optional<RecurrenceShape> choose_shape(const Form &form, int64_t H, int64_t N, int directions,
+                                            const Clusters &clusters) {
+    if (!form.narrow) return std::nullopt;
+    const char *wanted = std::getenv(kShapeVariable);
+    if (wanted && *wanted) return named_shape(wanted, form, H, clusters);
+    std::optional<RecurrenceShape> best;
+    double least = 0;
+    for (const RecurrenceShape &shape : possible_shapes(form, H, clusters)) {
+        const double time = time_of(shape, form, N, directions, clusters);
+        if (best && time >= least) continue;
+        best = shape;
+        least = time;
     }
     return best;
 }
 
+std::optional<Form> shared_form(const std::vector<DirectionForm> &directions, int64_t H, int64_t N,
+                                const Clusters &clusters) {
+    const std::optional<Form> joint = joint_form(directions);
+    if (!joint) return joint;
+    const auto time = [&](const Form &form, int count) {
+        const auto shape = choose_shape(form, H, N, count, clusters);
+        return shape ? time_of(*shape, form, N, count, clusters) : INFINITY;
+    };
+    double alone = 0;
+    bool alike = true;
+    for (const DirectionForm &each : directions) alike = alike && each.form == *joint;
+    if (alike) return joint;
+    for (const DirectionForm &each : directions) alone += time(each.form, 1);
+    if (time(*joint, static_cast<int>(directions.size())) > alone) return std::nullopt;
+    return joint;
+}
+
+bool starts_early(const RecurrenceShape &shape, int64_t N, int directions,
+                  const Clusters &clusters) {
+    // some GPUs without clusters have too little shared memory
+    return clusters.size() > 1 && shape.tiles(N) * directions <= clusters.at(shape.blocks);
+}
+
 Layout recurrence_layout(const RecurrenceShape &shape, const Form &form, int64_t H, int64_t N,
-                         int directions, bool values, bool codes, int64_t chunk,
-                         const Clusters &clusters) {
+                         int directions, const RecurrenceUse &use) {
     Kernel kernel{"recurrence/persistent", "recurrent", shape.macros(form, H, directions)};
-    kernel.macros["REALS"] = "1";
-    kernel.macros["VALUES"] = std::to_string(values);
-    kernel.macros["CODES"] = std::to_string(codes);
-    if (chunk) kernel.macros["STRETCH"] = std::to_string(chunk);
+    if (use.held) {
+        kernel.macros["HELD"] = "1";
+        kernel.macros["QG_ZONEOUT"] = "0";
+    }
+    if (use.states) {
+        kernel.macros["REALS"] = "1";
+        kernel.macros["VALUES"] = std::to_string(use.states->values);
+        kernel.macros["CODES"] = std::to_string(use.states->codes);
+    }
+    if (use.chunk) kernel.macros["STRETCH"] = std::to_string(use.chunk);
     Grid grid;
     grid.x = static_cast<unsigned>(shape.tiles(N) * shape.blocks);
     grid.y = static_cast<unsigned>(directions);
     grid.threads = static_cast<unsigned>(shape.threads());
     grid.cluster = static_cast<unsigned>(shape.blocks);
-    // blocks may start early if each of them gets a multiprocessor of its own
-    grid.early = clusters.size() > 1 && shape.tiles(N) * directions <= clusters.at(shape.blocks);
+    grid.early = use.early;
+    // keeps a second block off while other multiprocessors are busy
     const int64_t shared = shape.shared_bytes(form);
     grid.shared_bytes = static_cast<unsigned>(grid.early ? std::max(shared, kAloneShared) : shared);
     return {kernel, grid};

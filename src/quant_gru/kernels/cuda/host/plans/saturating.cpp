@@ -1,11 +1,11 @@
-#include "cuda/host/saturating.hpp"
+#include "cuda/host/plans/saturating.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <initializer_list>
 
-#include "cuda/host/gate_tables.hpp"
+#include "cuda/host/plans/gate_tables.hpp"
 
 namespace quant_gru::cuda {
 namespace {

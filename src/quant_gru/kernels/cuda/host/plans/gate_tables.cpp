@@ -1,10 +1,9 @@
-#include "cuda/host/gate_tables.hpp"
+#include "cuda/host/plans/gate_tables.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 #include "c99/fixed_point.h"
-#include "cuda/host/cell_form.hpp"
 
 namespace quant_gru::cuda {
 namespace {

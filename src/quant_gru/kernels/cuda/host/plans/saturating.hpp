@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "cpu/core/cell_numbers.hpp"
-#include "cuda/host/structs.hpp"
+#include "cuda/host/plans/structs.hpp"
 
 namespace quant_gru::cuda {
 

@@ -1,6 +1,7 @@
 // The tables of the gates in the forms that kernels read.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -11,6 +12,9 @@ namespace quant_gru::cuda {
 constexpr int kNarrowBits = 16;
 constexpr int kExactBits = 12;           // up to this input width a table has one entry per code
 constexpr int64_t kFractionCodes = 256;  // see saturating.cuh
+
+// How kernels read a table: one entry per code in shared or global memory, quadratics, compressed.
+enum TableMode : int { kDirect, kDirectGlobal, kQuadratic, kCompressed };
 
 // One table. Zero points are subtracted from all codes.
 struct GateTable {
@@ -25,6 +29,8 @@ struct GateTable {
     // Bytes of shared memory if it is read in a mode. They do not depend on the first code.
     int shared_bytes(int how) const;
 };
+
+using GateTables = std::array<GateTable, 3>;  // of z, r and g
 
 GateTable gate_table(const TableNumbers &table, const QuantizerNumbers &pre);
 

@@ -1,5 +1,6 @@
 #include "model_on_gpu.hpp"
 
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -63,12 +64,7 @@ std::string Call::description() const {
 Model::Model(std::shared_ptr<Network> network) : network_(std::move(network)) {}
 
 Model Model::load(const void *bytes, size_t size, int device) {
-    FrozenGRU frozen = read_frozen(bytes, size);
-    const QuantizerNumbers &x = frozen.cells[0].numbers.x;
-    if (x.zero != x.inner().zero)
-        throw FileError("Expected the zero point of input.x to be a code on a GPU, got " +
-                        std::to_string(x.zero) + " (input_excludes_zero); use quant_gru::Model");
-    return Model(network_of(Device::at(device), std::move(frozen)));
+    return Model(network_of(Device::at(device), read_frozen(bytes, size)));
 }
 
 Model Model::load(const std::string &path, int device) {
@@ -84,7 +80,11 @@ Call Model::prepare(int64_t T, int64_t N) const {
     require(T >= 1, "T to be at least 1", T);
     require(N >= 1, "N to be at least 1", N);
     require(T <= kMostRows && N <= kMostRows / T / 16 + 1, "T * N to be below 2^26", T);
-    return Call(std::unique_ptr<Call::State>(new Call::State{{network_, T, N}}));
+    try {
+        return Call(std::unique_ptr<Call::State>(new Call::State{{network_, T, N}}));
+    } catch (const std::invalid_argument &error) {  // the environment names no shape
+        throw ArgumentError(error.what());
+    }
 }
 
 }  // namespace quant_gru::cuda

@@ -224,19 +224,6 @@ class Recorder:
         return None
 
 
-def leave_out_joint_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Python plan no launches of directions with different forms."""
-
-    def launches_of(directions: Any, N: int, clusters: Any) -> Any:
-        forms = [each.numbers.form for each in directions]
-        if all(form == forms[0] for form in forms):
-            return [(directions, forms[0])]
-        return [([each], form) for each, form in zip(directions, forms, strict=True)]
-
-    monkeypatch.setattr(launch_plan, "launches_of", launches_of)
-    monkeypatch.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
-
-
 def values_of(record: Any) -> list[Any]:
     """All numbers of a ctypes structure but addresses, nested ones included, in order."""
     if isinstance(record, ctypes.Array):
@@ -281,7 +268,7 @@ def compare_launches(planned: CudaAccess, gru: FrozenQuantGRU, T: int, N: int) -
 def test_launches_are_those_of_python(
     planned: CudaAccess, fake: pytest.MonkeyPatch, kind: str, seed: int
 ) -> None:
-    leave_out_joint_forms(fake)
+    fake.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
     case = gpu_case(seed, kind, large=True)
     compare_launches(planned, case.case.gru, case.T, case.N)
 
@@ -290,7 +277,7 @@ def test_launches_are_those_of_python(
 def test_launches_of_many_rows_are_those_of_python(
     planned: CudaAccess, fake: pytest.MonkeyPatch, config: QuantConfig
 ) -> None:
-    leave_out_joint_forms(fake)
+    fake.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
     used, overlaps = set(), 0
     for C, H, sizes in (
         (40, 64, ((1, 1), (9, 1), (100, 1), (100, 32), (20, 300))),
@@ -351,6 +338,23 @@ def test_codes_are_those_of_python(on_host: CudaLibrary, kind: str, seed: int, l
         tensors.forget()
         tensors.run(call)
         assert not tensors.differences(), f"{case.name}\n{call}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranges_of_inputs_that_exclude_0(on_host: CudaLibrary, kind: str) -> None:
+    far = 0
+    for seed in range(40):
+        case = gpu_case(seed, kind, large=seed % 8 == 0, hidden=(3, 17), far=True)
+        if not case.case.gru._plan().is_far:
+            continue
+        far += 1
+        tensors = Tensors(case.case, "cpu")
+        call = on_host.prepare(case.file, case.T, case.N)
+        tensors.run(call)
+        assert not tensors.differences(), f"{case.name}\n{call}"
+        if far == 4:
+            break
+    assert far > 1
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("w8a8", 5), ("w8a16", 0), ("w16a16", 1), ("mixed", 2)])

@@ -1,33 +1,27 @@
 """Every kernel compiles without a GPU, and compiled kernels are kept safely on disk."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from projection_blocks import (
+    COLUMNS,
+    LARGE_TILE,
+    MEDIUM_TILE,
+    SMALL_TILE,
+    STATIONARY,
+    TALL,
+    alone,
+    medium,
+    small,
+    two_planes,
+)
 
 from kernel_runtime.cuda import compiler
-from quant_gru.kernels._native import Form, Gates
+from quant_gru.kernels._native import Epilogue, Form, Gates, Warpgroups, real_macros
 from quant_gru.kernels.cuda.backward.derivatives_planner import DerivativesShape
 from quant_gru.kernels.cuda.backward.grid_planner import GridShape
 from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
-from quant_gru.kernels.cuda.projection.from_codes import (
-    LARGE,
-    MEDIUM,
-    SMALL,
-    STATIONARY,
-    Epilogue,
-)
-from quant_gru.kernels.cuda.projection.from_reals import (
-    ALONE,
-    COLUMNS,
-    TALL,
-    TWO_PLANES,
-    Warpgroups,
-    macros_of,
-)
-from quant_gru.kernels.cuda.projection.from_reals import MEDIUM as REAL_MEDIUM
-from quant_gru.kernels.cuda.projection.from_reals import SMALL as REAL_SMALL
 from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
@@ -74,40 +68,47 @@ def _own_cache(tmp_path, monkeypatch):
 def variants(arch):
     yield "probe", {}
     yield "projection/int_mm", PLAIN
-    for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
+    for tile, planes in (
+        (SMALL_TILE, 1),
+        (MEDIUM_TILE, 1),
+        (LARGE_TILE, 1),
+        (SMALL_TILE, 2),
+        (MEDIUM_TILE, 2),
+    ):
         yield "projection/codes_tiled", tile.macros(Epilogue(planes))
     for end in (Epilogue(1), Epilogue(2), Epilogue(2, 3, True), Epilogue(2, 3, True, True)):
         yield "projection/codes_weight_stationary", STATIONARY[end.planes].macros(end)
     for planes in (1, 2):
         yield "projection/reals_few_rows", {**PLAIN, "WIDE": planes - 1}
-    for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
+    for i, block in enumerate((small(), medium(), TALL, alone(5, 1), alone(13, 1))):
         end = Epilogue(1, 1 - i % 2)
         yield (
             "projection/reals_tiled",
-            macros_of(block, end, 1 << i % 4, (128, 129)[i % 2], i > 1, i < 2),
+            real_macros(block, end, 1 << i % 4, (128, 129)[i % 2], i > 1, i < 2),
         )
     if arch == "sm_90a":
         for i, columns in enumerate(COLUMNS):
             features = (64, 129, 256, 255, 384)[i]
-            block = Warpgroups(columns, 1, 256, -(-features // 16) * 16)
+            padded = -(-features // 16) * 16
+            block = Warpgroups(columns, 1, 256, padded)
             end = Epilogue(1, i % 3, i == 4)
             yield (
                 "projection/reals_wgmma",
-                macros_of(block, end, 1 << i % 4, features, i > 1, i > 2),
+                real_macros(block, end, 1 << i % 4, features, i > 1, i > 2),
             )
             if columns % 2:
                 continue
-            block = replace(block, columns=columns // 2, planes=2)
+            block = Warpgroups(columns // 2, 1, 256, padded, 2)
             end = Epilogue(2, i % 4, i % 2 == 0, i > 1)
             yield (
                 "projection/reals_wgmma",
-                macros_of(block, end, 8 >> i % 4, features, i > 1, i % 2 == 1),
+                real_macros(block, end, 8 >> i % 4, features, i > 1, i % 2 == 1),
             )
-    for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
+    for i, block in enumerate((two_planes(), alone(7, 2))):
         for end in (Epilogue(2, i), Epilogue(2, 2 + i, i == 1)):
             yield (
                 "projection/reals_tiled",
-                macros_of(block, end, 2 << 2 * i, (256, 63)[i], i == 0, False),
+                real_macros(block, end, 2 << 2 * i, (256, 63)[i], i == 0, False),
             )
     for name in (
         "quantize_dequantize",

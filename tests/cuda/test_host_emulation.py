@@ -16,16 +16,17 @@ from quant_gru.integer.plan import _between
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import events
 from quant_gru.kernels import dispatch
+from quant_gru.kernels._native import WeightStationary
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.plan import structure
-from quant_gru.kernels.cuda.projection import from_codes
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from backward_cases import outputs
 from host_machine import COMPILER
+from projection_blocks import keep_few_weights
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -96,10 +97,7 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 def test_many_rows_pass_by_weights_that_stay(host, monkeypatch, config):
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
-    block = from_codes.WeightStationary(1, 2, 2, 3, 1)
-    monkeypatch.setattr(from_codes, "STATIONARY", {1: block, 2: block})
-    monkeypatch.setattr(from_codes, "STATIONARY_ROWS", 50)
-    monkeypatch.setattr(from_codes, "STATIONARY_WEIGHTS", 16)
+    keep_few_weights(monkeypatch, WeightStationary(1, 2, 2, 3, 1))
     (plan,) = quantized(getattr(QuantConfig, config)(), 21, 20)
     x, h0 = codes(plan.x, 9, 16, 21), codes(plan.h, 16, 20)
     host.launched.clear()

@@ -7,10 +7,10 @@ from host_machine import Host
 from kernel_runtime.cuda.launch import Kernel
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernels._native import Method
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.forward.stack import Stack
-from quant_gru.kernels.cuda.projection import overlap, select
-from quant_gru.kernels.cuda.projection.select import Method
+from quant_gru.kernels.cuda.projection import select
 from quant_gru.kernels.cuda.recurrence import planner
 
 PROJECTIONS = {
@@ -70,8 +70,8 @@ def plan_of(config, C, H):
 @pytest.mark.parametrize(("C", "H"), SHAPES)
 def test_prepared_calls_and_the_executor_choose_alike(machine, monkeypatch, config, C, H):
     """Codes are all that the executor reads, and its projection ends before its recurrence."""
-    monkeypatch.setattr(select, "reads_reals", lambda numbers: False)
-    monkeypatch.setattr(overlap, "ALLOWED", False)
+    monkeypatch.setattr(select.POLICY, "reads_reals", False)
+    monkeypatch.setattr(select.POLICY, "overlaps", False)
     plan = plan_of(config, C, H)
     stack = Stack(plan, machine)
     for T, N in SIZES:
@@ -97,13 +97,13 @@ def test_what_is_selected_is_launched(machine, config, C, H, real_values):
         shape = planner.choose(numbers.form, H, N, 1, machine.clusters())
         if shape is None:
             continue
-        found = overlap.overlap_of(machine, numbers, shape, T, N)
+        found = select.overlap_of(machine, numbers, shape, T, N)
         selection = select.select(
             machine, numbers, shape, T, N, real_values=real_values, overlap=found
         )
-        assert (selection.reals is not None) == (selection.method is Method.REALS_TILED)
-        assert (selection.codes is not None) == (selection.method is Method.CODES_TILED)
-        assert real_values or not selection.method.reads_reals
+        assert (selection.reals is not None) == (selection.method == Method.REALS_TILED)
+        assert (selection.codes is not None) == (selection.method == Method.CODES_TILED)
+        assert real_values or not selection.reads_reals
         if real_values:
             stack.schedule(T, N, CallForm())
             assert machine.taken()[1] == [selection.method]

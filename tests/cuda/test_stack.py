@@ -11,7 +11,7 @@ from quant_gru.integer import reference
 from quant_gru.integer.backward import Kept
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.plan import structure
-from quant_gru.kernels.cuda.projection import from_reals
+from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import direction_fusion, planner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -82,8 +82,8 @@ def test_whole_calls_by_groups_of_warps(host, monkeypatch, config, shape):
     """The first layer's projection, of both directions, where products of four warps are."""
     monkeypatch.setenv(planner.VARIABLE, shape)
     monkeypatch.setattr(host, "arch", "sm_90a")
-    monkeypatch.setattr(from_reals, "_WGMMA_ROWS", 0)
-    monkeypatch.setattr(from_reals, "_WGMMA_WORK", 0)
+    monkeypatch.setattr(POLICY, "group_rows", 0)
+    monkeypatch.setattr(POLICY, "group_work", 0)
     gru = quantized(config, num_layers=2, bidirectional=True)
     host.launched.clear()
     check_calls(gru, host, (9, 8))

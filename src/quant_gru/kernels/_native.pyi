@@ -4,6 +4,7 @@ cpu/executor.py and cpu/plan_packing.py describe the numbers of layers.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from torch import Tensor
@@ -270,12 +271,9 @@ class Gates:
     """The gate arithmetic of a kernel: 'float' or 'double', tables, and bytes of shared memory."""
 
     def __init__(self, real: str, tables: Tables, table_bytes: int, /) -> None: ...
-    @property
-    def real(self) -> str: ...
-    @property
-    def tables(self) -> Tables: ...
-    @property
-    def table_bytes(self) -> int: ...
+    real: str
+    tables: Tables
+    table_bytes: int
 
 class Form:
     """The structural properties of a plan; see cuda/host/plans/cell_form.hpp.
@@ -302,40 +300,23 @@ class Form:
         saturated: bool = False,
         powers: bool = False,
     ) -> None: ...
-    @property
-    def narrow(self) -> bool: ...
-    @property
-    def real(self) -> str: ...
-    @property
-    def words(self) -> bool: ...
-    @property
-    def weight_bytes(self) -> int: ...
-    @property
-    def state_bytes(self) -> int: ...
-    @property
-    def wide_input(self) -> bool: ...
-    @property
-    def out_bytes(self) -> int: ...
-    @property
-    def tables(self) -> Tables: ...
-    @property
-    def table_bytes(self) -> int: ...
-    @property
-    def fused(self) -> tuple[bool, bool, bool]: ...
-    @property
-    def zoneout(self) -> bool: ...
-    @property
-    def own(self) -> Gates | None: ...
-    @property
-    def saturated(self) -> bool: ...
-    @property
-    def powers(self) -> bool: ...
-    @property
-    def recurrence(self) -> Gates: ...
-    @property
-    def in_int32(self) -> bool: ...
-    @property
-    def products(self) -> dict[str, int]: ...
+    narrow: bool
+    real: str
+    words: bool
+    weight_bytes: int
+    state_bytes: int
+    wide_input: bool
+    out_bytes: int
+    tables: Tables
+    table_bytes: int
+    fused: tuple[bool, bool, bool]
+    zoneout: bool
+    own: Gates | None
+    saturated: bool
+    powers: bool
+    recurrence: Gates
+    in_int32: bool
+    products: dict[str, int]
 
 class GateNumbers:
     """The gate arithmetic of a plan, from `plan_packing.pack_gates`."""
@@ -351,36 +332,27 @@ class GateNumbers:
 
 Directions = Sequence[tuple[Form, GateNumbers]]
 
-def joint_form(directions: Directions, /) -> Form | None: ...
 def compressed(outputs: Sequence[int], /) -> bytes | None: ...
 
 class Shape:
     """The layout of a recurrence on a GPU; see cuda/host/plans/planner.hpp."""
 
-    @property
-    def features(self) -> int: ...
-    @property
-    def units(self) -> int: ...
-    @property
-    def blocks(self) -> int: ...
-    @property
-    def split(self) -> int: ...
-    @property
-    def spread(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def strip(self) -> int: ...
-    @property
-    def elements(self) -> int: ...
+    features: int
+    units: int
+    blocks: int
+    split: int
+    spread: int
+    rows: int
+    threads: int
+    strip: int
+    elements: int
     def tiles(self, N: int, /) -> int: ...
     def strips(self, N: int, /) -> int: ...
     def projected_words(self, form: Form, T: int, N: int, /) -> int: ...
     def shared_bytes(self, form: Form, /) -> int: ...
     def macros(self, form: Form, H: int, directions: int, /) -> dict[str, object]: ...
     def fits(self, form: Form, clusters: bool = True) -> bool: ...
+    def passes(self, form: Form, /) -> int: ...
     def step_time(self, form: Form, /) -> float: ...
     def resident(self, form: Form, clusters: Mapping[int, int], /) -> tuple[int, int]: ...
     def waves(self, form: Form, tiles: int, clusters: Mapping[int, int], /) -> float: ...
@@ -402,8 +374,10 @@ def shared_form(
     directions: Directions, H: int, N: int, clusters: Mapping[int, int], /
 ) -> Form | None: ...
 
-# source, function, macros, blocks in x and y, threads, cluster, bytes of shared memory, early
-NativeLaunch = tuple[str, str, dict[str, object], tuple[int, int], int, int, int, bool]
+# blocks in x and y, threads, cluster, bytes of shared memory, early
+NativeGrid = tuple[tuple[int, int], int, int, int, bool]
+# source, function, macros, grid
+NativeLaunch = tuple[str, str, dict[str, object], NativeGrid]
 
 def recurrence_layout(
     shape: Shape,
@@ -417,6 +391,168 @@ def recurrence_layout(
     chunk: int,
     /,
 ) -> NativeLaunch: ...
+
+# bits, whether codes are signed, scale, zero point
+QuantizerTuple = tuple[int, bool, float, int]
+
+# The blocks of input projections; see cuda/host/plans/projection.hpp, also for their arguments.
+
+class Epilogue:
+    def __init__(
+        self, planes: int, codes: int = 0, powers: bool = False, longs: bool = False
+    ) -> None: ...
+    planes: int
+
+class Tile:
+    def __init__(self, unit_warps: int, row_warps: int, columns: int, /) -> None: ...
+    def macros(self, epilogue: Epilogue, /) -> dict[str, object]: ...
+    def launch(self, units: int, rows: int, epilogue: Epilogue, /) -> NativeLaunch: ...
+
+class WeightStationary:
+    def __init__(
+        self, unit_warps: int, groups: int, columns: int, stages: int, blocks: int, /
+    ) -> None: ...
+    def across(self, units: int, /) -> int: ...
+    def macros(self, epilogue: Epilogue, /) -> dict[str, object]: ...
+    # also returns the rows per group
+    def launch(
+        self, units: int, rows: int, padded: int, processors: int, epilogue: Epilogue, /
+    ) -> tuple[NativeLaunch, int]: ...
+
+class TiledReals:
+    def __init__(
+        self,
+        unit_warps: int,
+        row_warps: int,
+        columns: int,
+        stages: int,
+        blocks: int,
+        parts: int,
+        /,
+        depth: int = 64,
+    ) -> None: ...
+    parts: int
+    blocks: int
+    units: int
+    rows: int
+    threads: int
+    def shared_bytes(self, units: int, padded: int, planes: int, /) -> int: ...
+
+class Warpgroups:
+    def __init__(
+        self, columns: int, parts: int, units: int, padded: int, /, planes: int = 1
+    ) -> None: ...
+    columns: int
+    parts: int
+    planes: int
+    rows: int
+    product_rows: int
+    group_tiles: int
+    panels: int
+    stages: int
+    shared_bytes: int
+
+CodeBlocks = Tile | WeightStationary
+RealBlocks = TiledReals | Warpgroups
+
+class Chip:
+    """A GPU by its architecture and its clusters of each size."""
+
+    def __init__(self, arch: str, clusters: Mapping[int, int], /) -> None: ...
+
+class ProjectionSize:
+    """T, N, C, bits of W, x, and the shape of the recurrence."""
+
+    def __init__(
+        self, T: int, N: int, C: int, W_bits: int, x: QuantizerTuple, shape: Shape, /
+    ) -> None: ...
+    projects_bytes: bool
+    reads_reals: bool
+
+class ProjectionPolicy:
+    def __init__(self) -> None: ...
+    # by planes
+    stationary: Sequence[WeightStationary]
+    stationary_rows: int
+    stationary_weights: int
+    overlaps: bool
+    overlap_steps: int
+    overlap_work: int
+    overlap_share: float
+    group_rows: int
+    group_work: int
+    reads_reals: bool
+    reals: RealBlocks | None
+
+class Overlap:
+    def __init__(
+        self, block: WeightStationary, cluster: int, clusters: int, /, chunk: int = 8
+    ) -> None: ...
+    block: WeightStationary
+    cluster: int
+    clusters: int
+    chunk: int
+    def chunks(self, T: int, /) -> int: ...
+    def strips(self, units: int, /) -> int: ...
+    def grid(self, units: int, padded: int, planes: int, /) -> NativeGrid: ...
+
+class Method(Enum):
+    """How a projection is computed: from real values or codes, by warps, tiles or a GEMM."""
+
+    REALS_FEW_ROWS = 0
+    REALS_TILED = 1
+    CODES_FEW_ROWS = 2
+    CODES_TILED = 3
+    GEMM = 4
+
+class Selection:
+    """A method with the blocks of REALS_TILED or CODES_TILED."""
+
+    method: Method
+    reals: RealBlocks | None
+    codes: CodeBlocks | None
+    reads_reals: bool
+
+def blocks_of(block: RealBlocks, rows: int, /) -> int: ...
+def real_macros(
+    block: RealBlocks,
+    epilogue: Epilogue,
+    strip: int,
+    features: int,
+    exact: bool,
+    whole: bool,
+    /,
+) -> dict[str, object]: ...
+def real_launch(
+    block: RealBlocks, epilogue: Epilogue, size: ProjectionSize, x: QuantizerTuple, /
+) -> NativeLaunch: ...
+def choose_tile(units: int, rows: int, planes: int, processors: int, /) -> Tile: ...
+def choose_tiled(
+    units: int, rows: int, padded: int, planes: int, processors: int, /, alone: bool = True
+) -> TiledReals | None: ...
+def choose_warpgroups(
+    units: int, rows: int, padded: int, planes: int, processors: int, /
+) -> Warpgroups | None: ...
+def epilogue_of(gates: GateNumbers, C: int, /) -> Epilogue: ...
+def division_of(x: QuantizerTuple, /) -> bytes: ...
+def divides(x: QuantizerTuple, /) -> bool: ...
+def weight_stationary(
+    chip: Chip, size: ProjectionSize, policy: ProjectionPolicy, /
+) -> WeightStationary | None: ...
+def choose_reals(
+    chip: Chip, size: ProjectionSize, policy: ProjectionPolicy, /
+) -> RealBlocks | None: ...
+def overlap_of(
+    chip: Chip, size: ProjectionSize, form: Form, policy: ProjectionPolicy, /
+) -> Overlap | None: ...
+def select_projection(
+    chip: Chip,
+    size: ProjectionSize,
+    real_values: bool,
+    overlap: Overlap | None,
+    policy: ProjectionPolicy,
+    /,
+) -> Selection: ...
 def variants(only_runnable: bool = True) -> list[str]: ...
 def left_out() -> list[str]: ...
 

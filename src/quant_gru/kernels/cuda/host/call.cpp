@@ -21,9 +21,6 @@ struct ResultsC {
 
 }  // namespace
 
-const Macros kPlain{
-    {"QG_WORDS", "0"}, {"QG_RRH", "1"}, {"QG_OLD", "1"}, {"QG_NEW", "1"}, {"QG_ZONEOUT", "0"}};
-
 Grid rows_grid(int64_t rows) {
     Grid grid;
     grid.x = static_cast<unsigned>((rows + 7) / 8);

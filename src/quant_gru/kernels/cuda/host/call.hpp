@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda/host/cell.hpp"
-#include "cuda/host/plans/planner.hpp"
+#include "cuda/host/plans/projection.hpp"
 #include "cuda/host/runtime.hpp"
 
 namespace quant_gru::cuda {
@@ -103,6 +103,8 @@ class Launches {
     }
     Launch &last() { return call_.launches.back(); }
 
+    Chip chip() const { return {network.device.arch(), network.device.clusters()}; }
+
     // The strides of steps and sequences in x, in values.
     int64_t x_step() const { return batch_first() ? C() : N * C(); }
     int64_t x_next() const { return batch_first() ? T * C() : C(); }
@@ -154,9 +156,6 @@ unsigned threads_for(int64_t work);
 
 // Containers as kernels name them.
 inline int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
-
-// For kernels that include the header of the gate arithmetic without using it.
-extern const Macros kPlain;
 
 // Launches for layers whose operators have at most 16 bits and whose weights fit registers.
 // Returns false if there are others.

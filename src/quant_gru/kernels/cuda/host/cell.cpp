@@ -31,6 +31,12 @@ bool is_power(double v) {
     return std::frexp(v, &exponent) == 0.5;
 }
 
+// The same numbers with the nearest code of x as its zero point; the input bias has the rest.
+CellNumbers inside(CellNumbers n) {
+    n.x = n.x.inner();
+    return n;
+}
+
 bool is_normal(double m) { return m == 0 || (m > kSmallest && m < kLargest); }
 
 }  // namespace
@@ -47,7 +53,11 @@ Address Arrays::reserve(size_t bytes) {
 }
 
 Cell::Cell(Device &device, const CellInput &input)
-    : arrays_(device), gates_(input.numbers), n_(gates_.numbers), between_(input.between) {
+    : arrays_(device),
+      border_(input.numbers.x),
+      gates_(inside(input.numbers)),
+      n_(gates_.numbers),
+      between_(input.between) {
     for (size_t i = 0; i < 3; ++i) {
         const TableNumbers &t = gates_.table(i);
         TableAddresses &to = places_[i];

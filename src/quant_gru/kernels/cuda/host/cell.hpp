@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/host/plans/gate_numbers.hpp"
+#include "cuda/host/plans/projection.hpp"
 #include "cuda/host/runtime.hpp"
 
 namespace quant_gru::cuda {
@@ -60,14 +61,23 @@ class Cell {
  public:
     Cell(Device &device, const CellInput &input);
 
+    // The zero point of x is one of its codes.
     const CellNumbers &numbers() const { return n_; }
+    // The quantizer of real values of x, whose zero point may be no code.
+    const QuantizerNumbers &border() const { return border_; }
+    bool is_far() const { return border_.zero != n_.x.zero; }
     const Form &form() const { return form_; }
     int64_t C() const { return n_.W.inputs; }
     int64_t H() const { return n_.H; }
     int x_planes() const { return planes_of(n_.x.bits); }
     int64_t x_offset() const { return byte_offset(n_.x); }
-    // Whether W has codes of one byte, and int32 holds sums of byte products.
-    bool projects_bytes() const { return n_.W.weight_bits <= 8 && n_.W.inputs <= 1 << 14; }
+    // The input projection for a recurrence.
+    ProjectionSize projection(int64_t T, int64_t N, const RecurrenceShape &shape) const {
+        // far values need more bits than the division without branches has
+        const bool divided = divides(n_.x) && !is_far();
+        return {T, N, C(), x_planes(), n_.W.weight_bits <= 8, divided, shape};
+    }
+    bool projects_bytes() const { return projection(1, 1, {}).projects_bytes(); }
 
     const std::vector<SumNumbers> &between() const { return between_; }
     // M / 2^k of R h, (3H).
@@ -112,6 +122,7 @@ class Cell {
     Fragments packed(int64_t features, int64_t units);
 
     Arrays arrays_;
+    const QuantizerNumbers border_;
     GateNumbers gates_;
     const CellNumbers &n_;  // its arrays are those of the input
     std::vector<SumNumbers> between_;

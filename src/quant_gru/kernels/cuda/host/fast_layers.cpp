@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cuda/host/projections.hpp"
-#include "cuda/host/stationary.hpp"
 
 namespace quant_gru::cuda {
 namespace {
@@ -14,7 +13,7 @@ bool same(const QuantizerNumbers &a, const QuantizerNumbers &b) {
 
 // Whether both cells read the same input codes.
 bool reads_as(const Cell &a, const Cell &b) {
-    if (!same(a.numbers().x, b.numbers().x)) return false;
+    if (!same(a.border(), b.border())) return false;
     for (size_t i = 0; i < a.between().size(); ++i)
         if (a.between()[i].M[0] != b.between()[i].M[0] || a.between()[i].k != b.between()[i].k)
             return false;
@@ -30,19 +29,22 @@ struct Group {
 
 // The input of a direction.
 struct Input {
-    Projection method = Projection::codes_few;
+    Selection selection{Projection::codes_few};
     Projected out{};
     std::optional<Overlap> overlap;
-    Address codes = 0;  // null if the projection reads real values
+    Address counts = 0;  // of finished rows per time chunk
+    Address codes = 0;   // null if the projection reads real values
 };
 
 bool as_bytes(const Input &input) {
-    return input.method == Projection::bytes || input.method == Projection::products;
+    return input.selection.method == Projection::bytes ||
+           input.selection.method == Projection::products;
 }
 
 class FastLayers {
  public:
-    explicit FastLayers(Launches &to) : to_(to), net_(to.network), T_(to.T), N_(to.N) {}
+    explicit FastLayers(Launches &to)
+        : to_(to), net_(to.network), chip_(to.chip()), T_(to.T), N_(to.N) {}
 
     bool add() {
         const size_t D = net_.directions();
@@ -98,7 +100,7 @@ class FastLayers {
             bool writes_nan = false;
             for (const size_t d : group.directions) {
                 project(net_.cell(layer, d), inputs_[d]);
-                writes_nan = writes_nan || reads_reals(inputs_[d].method);
+                writes_nan = writes_nan || reads_reals(inputs_[d].selection.method);
             }
             if (writes_nan && !layer) to_.clear_padding(nan_);
             if (group.form.recurrence().in_float)
@@ -114,11 +116,11 @@ class FastLayers {
                 const Cell &cell = net_.cell(layer, d);
                 const RecurrenceShape &shape = group.shape;
                 Input &input = inputs_[d] = {};
-                input.out = {Wx_[d], shape.rows, shape.strip(), shape.strips(N_), shape.units};
+                input.out = {Wx_[d], cell.projection(T_, N_, shape)};
                 // a recurrence can wait for one projection only, which runs forwards in time
                 if (d == 0 && group.directions.size() == 1)
-                    input.overlap = overlap_of(to_, cell, input.out, shape);
-                input.method = select_projection(to_, cell, input.out, !layer && !input.overlap);
+                    input.overlap = overlap_of(chip_, input.out.size, cell.form());
+                input.selection = select_projection(chip_, input.out.size, !layer, input.overlap);
                 h0_nan_[d] = to_.reserve(N_);
             }
     }
@@ -128,12 +130,12 @@ class FastLayers {
         bool any = false;
         for (size_t d = 0; d < net_.directions(); ++d) {
             Input &input = inputs_[d], &first = inputs_[0];
-            if (reads_reals(input.method)) continue;
+            if (reads_reals(input.selection.method)) continue;
             any = true;
             const Cell &cell = net_.cell(layer, d);
             const bool again = d == 1 && first.codes && as_bytes(first) == as_bytes(input) &&
                                reads_as(cell, net_.cell(layer, 0));
-            if (input.overlap) input.overlap->counts = to_.reserve(4 * input.overlap->counters);
+            if (input.overlap) input.counts = to_.reserve(4 * input.overlap->chunks(T_));
             input.codes = again ? first.codes : add_codes(layer, cell, input);
         }
         // NaN that a layer below spreads beyond a length has reached the steps before it, too
@@ -141,17 +143,16 @@ class FastLayers {
     }
 
     void project(Cell &cell, const Input &input) {
-        switch (input.method) {
+        switch (input.selection.method) {
             case Projection::reals_few:
                 return project_reals(to_, cell, input.out, nan_);
             case Projection::reals_tiled:
-                return project_reals_tiled(to_, cell, input.out, nan_);
+                return project_reals_tiled(to_, cell, input.out, *input.selection.reals, nan_);
             case Projection::codes_few:
                 return project_codes(to_, cell, input.out, input.codes);
             case Projection::bytes:
-                if (input.overlap || keeps_weights(to_, cell, input.out))
-                    return project_stationary(to_, cell, input.out, input.codes, input.overlap);
-                return project_bytes(to_, cell, input.out, input.codes);
+                return project_bytes(to_, cell, input.out, *input.selection.codes, input.codes,
+                                     input.overlap, input.counts);
             case Projection::products:
                 return project_by_products(to_, cell, input.out, input.codes);
         }
@@ -174,15 +175,15 @@ class FastLayers {
             to.codes = codes;
         }
         if (input.overlap) {
-            to.counts = input.overlap->counts;
-            to.stretches = input.overlap->counters;
+            to.counts = input.counts;
+            to.stretches = input.overlap->chunks(T_);
         }
         return to;
     }
 
     // Adds the launch that writes input codes, as signed bytes or in their container.
     Address add_codes(size_t layer, const Cell &cell, const Input &input) {
-        const QuantizerNumbers &x = cell.numbers().x;
+        const QuantizerNumbers &x = cell.border();
         const int64_t row = as_bytes(input) ? cell.x_planes() * padded_features(cell.C())
                                             : cell.C() * container_bytes(x.container());
         const Address codes = to_.reserve(T_ * N_ * row);
@@ -198,13 +199,13 @@ class FastLayers {
         p.scale = x.scale;
         p.lo = static_cast<float>(x.lo() - x.zero);
         p.hi = static_cast<float>(x.hi() - x.zero);
-        if (divides(x)) p.division = division_of(x);
+        if (input.out.size.divides) p.division = division_of(x);
         Grid grid;
         grid.x = static_cast<unsigned>((T_ * N_ + 15) / 16);
         grid.threads = 256;
         to_.add({"boundary/quantize_input", "quantize_input", kPlain}, grid, p);
         to_.point(place_of(p, p.real), Given::x);
-        if (as_bytes(input) && divides(x) && to_.C() % 4 == 0)
+        if (as_bytes(input) && input.out.size.divides && to_.C() % 4 == 0)
             to_.last().fours_at = place_of(p, p.fours);
         return codes;
     }
@@ -241,7 +242,7 @@ class FastLayers {
         RecurrentC<Real> p[2]{};
         for (size_t i = 0; i < count; ++i) fill(p[i], layer, group, group.directions[i]);
         const std::optional<Overlap> &overlap = inputs_[group.directions[0]].overlap;
-        if (overlap) p[0].counts = overlap->counts;
+        p[0].counts = inputs_[group.directions[0]].counts;
         const auto D = static_cast<int>(count);
         RecurrenceUse use;
         use.states = StateOutputs{top, !top};
@@ -290,6 +291,7 @@ class FastLayers {
 
     Launches &to_;
     Network &net_;
+    const Chip chip_;
     const int64_t T_, N_;
     Input inputs_[2];                  // of the layer that is added
     Address Wx_[2] = {0, 0};           // by direction, for all layers

@@ -58,7 +58,7 @@ class GeneralLayers {
             requantize(layer, cell, codes);
             return codes;
         }
-        QuantizeC p = quantization(x, T_, cell.C(), codes, nan_);
+        QuantizeC p = quantization(cell.border(), T_, cell.C(), codes, nan_);
         p.step = to_.x_step();
         p.next = to_.x_next();
         p.stride = to_.flag_stride();

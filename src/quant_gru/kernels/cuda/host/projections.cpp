@@ -6,31 +6,7 @@
 namespace quant_gru::cuda {
 namespace {
 
-constexpr int64_t kFewBlocks = 256, kLargeAtOnce = 3;  // see from_codes.py
-constexpr int64_t kStages = 4, kDepth = 64;
-constexpr int64_t kFewRows = 64;     // up to which a warp computes each unit from codes
-constexpr int64_t kFewestReals = 8;  // the same from real values
 constexpr int64_t kMostProduct = int64_t{1} << 26;  // bytes of sums at once
-
-// A tile of projection/codes_tiled.cu: two by two warps of 16 units and 8 `columns` rows.
-struct Tile {
-    int columns;
-
-    static constexpr int64_t kUnits = 32;
-    int64_t rows() const { return 16 * columns; }
-    int64_t blocks(int64_t units, int64_t count) const {
-        return (units + kUnits - 1) / kUnits * ((count + rows() - 1) / rows());
-    }
-};
-
-Tile tile_for(int64_t units, int64_t rows, int planes, int64_t processors) {
-    if (Tile{4}.blocks(units, rows) < kFewBlocks) return {2};
-    // larger tiles read operands less often, but their last wave may leave most of a GPU idle
-    const int64_t blocks = Tile{8}.blocks(units, rows), at_once = kLargeAtOnce * processors;
-    const int64_t whole = at_once * ((blocks + at_once - 1) / at_once);
-    const bool busy = static_cast<double>(blocks) / static_cast<double>(whole) > 0.6;
-    return {planes == 1 && busy ? 8 : 4};
-}
 
 // A warp for each unit of each row.
 Grid few_grid(const Launches &to) {
@@ -45,32 +21,14 @@ Grid few_grid(const Launches &to) {
 template <class Arguments>
 void place(Arguments &p, const Cell &cell, const Projected &out) {
     p.Wx = out.Wx;
-    p.NB = out.strip;
-    p.tiles = out.strips;
-    p.groups = out.units / 16;
+    p.NB = out.size.shape.strip();
+    p.tiles = out.size.shape.strips(out.size.N);
+    p.groups = out.size.units() / 16;
     p.wide = cell.form().wide_input;
 }
 
-}  // namespace
-
-bool is_power(float scale) {
-    int exponent;
-    return std::frexp(scale, &exponent) == 0.5f;
-}
-
-Projection select_projection(const Launches &to, const Cell &cell, const Projected &out,
-                             bool real_values) {
-    const int64_t rows = to.T * to.N;
-    if (real_values && cell.projects_bytes() && divides(cell.numbers().x)) {
-        if (rows > kFewestReals && has_real_blocks(to, cell, out)) return Projection::reals_tiled;
-        if (rows <= kFewRows) return Projection::reals_few;
-    }
-    if (rows <= kFewRows) return Projection::codes_few;
-    if (cell.projects_bytes()) return Projection::bytes;
-    return Cell::sums_fit(cell.C()) ? Projection::products : Projection::codes_few;
-}
-
-ProjectedC epilogue_of(const Launches &to, const Cell &cell, const Projected &out) {
+// What epilogue.cuh reads.
+ProjectedC requantized(const Cell &cell, const Projected &out) {
     const ByteWeights &w = cell.bytes();
     const MatrixC &W = cell.W();
     ProjectedC p{};
@@ -80,8 +38,8 @@ ProjectedC epilogue_of(const Launches &to, const Cell &cell, const Projected &ou
     p.folded_bytes = w.folded_bytes;
     p.m_float = w.m_float;
     p.exact_float = cell.exact_W();
-    p.T = to.T;
-    p.N = to.N;
+    p.T = out.size.T;
+    p.N = out.size.N;
     p.H = cell.H();
     p.padded = w.padded;
     place(p, cell, out);
@@ -91,32 +49,7 @@ ProjectedC epilogue_of(const Launches &to, const Cell &cell, const Projected &ou
     return p;
 }
 
-Macros epilogue_macros(const Cell &cell) {
-    const int planes = cell.x_planes();
-    const int64_t range = cell.W().hi - cell.W().lo;
-    const int codes = !cell.form().wide_input         ? range == 255
-                      : planes == 2 && range == 65535 ? 3
-                                                      : 2;
-    const bool powers = is_power(cell.numbers().x.scale) && is_power(cell.numbers().Wx.scale);
-    Macros macros = kPlain;
-    macros["PLANES"] = std::to_string(planes);
-    macros["CODES"] = std::to_string(codes);
-    macros["POWERS"] = powers ? "1" : "0";
-    macros["LONG"] = planes == 2 && cell.C() > 512 ? "1" : "0";
-    return macros;
-}
-
-bool divides(const QuantizerNumbers &x) {
-    return std::ldexp(1.f, -90) <= x.scale && x.scale <= std::ldexp(1.f, 90);
-}
-
-DivisionC division_of(const QuantizerNumbers &x) {
-    // float64 has over twice the bits of float32, so double rounding equals a single rounding
-    const double scale = x.scale;
-    return {x.scale, static_cast<float>(1 / scale),
-            static_cast<float>(static_cast<double>(x.lo() - x.zero) * scale),
-            static_cast<float>(static_cast<double>(x.hi() - x.zero) * scale), is_power(x.scale)};
-}
+}  // namespace
 
 void project_reals(Launches &to, const Cell &cell, const Projected &out, Address nan) {
     ProjectFewC p{};
@@ -148,25 +81,56 @@ void project_codes(Launches &to, const Cell &cell, const Projected &out, Address
     to.add({"projection/int_mm", "project", kPlain}, few_grid(to), p);
 }
 
-void project_bytes(Launches &to, const Cell &cell, const Projected &out, Address bytes) {
-    const int64_t rows = to.T * out.strips * out.strip;
-    const Tile tile =
-        tile_for(out.units, rows, cell.x_planes(), to.network.device.multiprocessors());
-    const ProjectBytesC p{bytes, epilogue_of(to, cell, out)};
-    Kernel kernel{"projection/codes_tiled", "project_bytes", epilogue_macros(cell)};
-    kernel.macros["UNIT_WARPS"] = kernel.macros["ROW_WARPS"] = "2";
-    kernel.macros["COLUMNS"] = std::to_string(tile.columns);
-    kernel.macros["STAGES"] = std::to_string(kStages);
-    Grid grid;
-    grid.x = static_cast<unsigned>(tile.blocks(out.units, rows));
-    grid.threads = 128;
-    grid.shared_bytes = static_cast<unsigned>(kStages * kDepth * (3 * Tile::kUnits + tile.rows()));
+void project_reals_tiled(Launches &to, Cell &cell, const Projected &out, const RealBlocks &blocks,
+                         Address nan) {
+    const QuantizerNumbers &x = cell.numbers().x;
+    ProjectRealsC p{};
+    p.to = requantized(cell, out);
+    if (std::holds_alternative<Warpgroups>(blocks)) p.to.weights = cell.tiles();
+    p.nan = nan;
+    p.step = to.x_step();
+    p.next = to.x_next();
+    p.C = cell.C();
+    p.nan_stride = to.flag_stride();
+    p.parts = std::visit([](const auto &each) { return each.parts; }, blocks);
+    p.zero = x.zero - cell.x_offset();
+    p.division = division_of(x);
+    const auto [kernel, grid] = layout_of(blocks, epilogue_of(cell.numbers()), out.size, x);
     to.add(kernel, grid, p);
+    to.point(place_of(p, p.real), Given::x);
+    if (cell.C() % 4 == 0) to.last().fours_at = place_of(p, p.fours);
+}
+
+void project_bytes(Launches &to, const Cell &cell, const Projected &out, const CodeBlocks &blocks,
+                   Address bytes, const std::optional<Overlap> &overlap, Address counts) {
+    const ProjectionSize &size = out.size;
+    const Epilogue epilogue = epilogue_of(cell.numbers());
+    if (const auto *tile = std::get_if<Tile>(&blocks)) {
+        const auto [kernel, grid] = tile->layout(size.units(), size.rows(), epilogue);
+        to.add(kernel, grid, ProjectBytesC{bytes, requantized(cell, out)});
+        return;
+    }
+    const auto &block = std::get<WeightStationary>(blocks);
+    ProjectPassingC p{};
+    p.bytes = bytes;
+    p.to = requantized(cell, out);
+    auto [grid, share] = block.grid(size.units(), size.rows(), size.padded(), size.planes,
+                                    to.network.device.multiprocessors());
+    p.share = share;
+    if (overlap) {
+        grid = overlap->grid(size.units(), size.padded(), size.planes);
+        p.counts = counts;
+        p.stretch = overlap->chunk * size.N;
+    }
+    grid.early = true;  // it loads its weights while the codes are computed
+    to.add(block.kernel(epilogue), grid, p);
 }
 
 void project_by_products(Launches &to, Cell &cell, const Projected &out, Address bytes) {
     const GemmWeights &W = cell.gemm(0);
     const int64_t N = to.N, T = to.T, planes = cell.x_planes();
+    const RecurrenceShape &shape = out.size.shape;
+    const int64_t strips = shape.strips(N);
     ProjectC p{};
     p.s = to.sequence_of(cell);
     p.W = cell.W();
@@ -181,14 +145,14 @@ void project_by_products(Launches &to, Cell &cell, const Projected &out, Address
     const int64_t most = std::min(T, std::max<int64_t>(1, kMostProduct / step_bytes));
     p.product = to.reserve(most * step_bytes);
     Grid grid;
-    grid.threads = threads_for(out.units * out.strip);
+    grid.threads = threads_for(out.size.units() * shape.strip());
     for (int64_t first = 0; first < T; first += most) {
         p.s.T = std::min(most, T - first);
-        const int64_t words = first * out.strips * out.units * out.strip * (p.wide ? 2 : 1);
+        const int64_t words = first * strips * out.size.units() * shape.strip() * (p.wide ? 2 : 1);
         p.Wx = out.Wx + static_cast<Address>(4 * words);
         to.multiply(W, bytes + static_cast<Address>(first * N * W.padded), planes * p.s.T * N,
                     p.s.T * N, T * N, p.product);
-        grid.x = static_cast<unsigned>(p.s.T * out.strips);
+        grid.x = static_cast<unsigned>(p.s.T * strips);
         to.add({"projection/int_mm", "finish", kPlain}, grid, p);
     }
 }

@@ -83,16 +83,16 @@ void Launches::split_codes(const QuantizerNumbers &q, Address codes, int64_t cou
 }
 
 void add_steps(Launches &to, Cell &cell, const SequenceC &s) {
-    const int64_t units = (to.H() + 15) / 16 * 16, words = cell.form().wide_input ? 2 : 1;
+    const RecurrenceShape shape = make_shape(to.H(), 1, 1, 1, 1);
     const GemmWeights &W = cell.gemm(0);
     const Address bytes = to.reserve(cell.x_planes() * to.T * to.N * W.padded);
-    const Address Wx = to.reserve(4 * words * to.T * to.N * units);
+    const Address Wx = to.reserve(4 * shape.projected_words(cell.form(), to.T, to.N));
     to.split_codes(cell.numbers().x, s.x, to.T * to.N, cell.C(), bytes);
-    project_by_products(to, cell, {Wx, 1, 1, to.N, units}, bytes);
+    project_by_products(to, cell, {Wx, cell.projection(to.T, to.N, shape)}, bytes);
     if (cell.form().gates.in_float)
-        add_all_steps<float>(to, cell, s, Wx, units);
+        add_all_steps<float>(to, cell, s, Wx, shape.units);
     else
-        add_all_steps<double>(to, cell, s, Wx, units);
+        add_all_steps<double>(to, cell, s, Wx, shape.units);
 }
 
 }  // namespace quant_gru::cuda

@@ -19,7 +19,6 @@ from quant_gru.kernels.cuda.structs import CELL_C, SaturatedC
 _TABLES = ("gate.z_out", "gate.r_out", "gate.g_out")
 # how kernels read a table: one entry per code in shared or global memory, quadratics, compressed
 DIRECT, DIRECT_GLOBAL, QUADRATIC, COMPRESSED = 0, 1, 2, 3
-MOST_SHARED = 227 << 10  # bytes per block, for compute capabilities 9 and 10
 NARROW_BITS = 16
 SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
 

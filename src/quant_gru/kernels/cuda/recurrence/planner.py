@@ -16,6 +16,7 @@ __all__ = [
     "Shape",
     "StateOutputs",
     "choose",
+    "grid_of",
     "launch_of",
     "layout",
     "make_shape",
@@ -93,6 +94,11 @@ def layout(
 
 def launch_of(made: _native.NativeLaunch) -> tuple[Kernel, Grid]:
     """Return a launch of native code: its kernel and grid."""
-    source, function, macros, blocks, threads, cluster, shared_bytes, early = made
-    grid = Grid(blocks, threads, cluster, shared_bytes, early=early)
-    return Kernel.of(source, function, macros), grid
+    source, function, macros, grid = made
+    return Kernel.of(source, function, macros), grid_of(grid)
+
+
+def grid_of(made: _native.NativeGrid) -> Grid:
+    """Return a grid of native code."""
+    blocks, threads, cluster, shared_bytes, early = made
+    return Grid(blocks, threads, cluster, shared_bytes, early=early)

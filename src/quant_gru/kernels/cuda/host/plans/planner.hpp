@@ -53,6 +53,9 @@ struct RecurrenceShape {
     // Whether weights fit registers, and the rest shared memory.
     bool fits(const Form &form, bool clusters) const;
 
+    // Products per weight.
+    int64_t passes(const Form &form) const;
+
     // The estimated nanoseconds per step.
     double step_time(const Form &form) const;
     // Clusters that run at once, without and with shared multiprocessors.
@@ -69,7 +72,6 @@ struct RecurrenceShape {
 
  private:
     int64_t weight_registers(const Form &form) const;
-    int64_t passes(const Form &form) const;
     int64_t spilled(const Form &form) const;
     bool light() const;
     bool tight(const Form &form) const;

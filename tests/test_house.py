@@ -33,6 +33,7 @@ PUBLIC = {
     "QuantGRUWarning",
     "__version__",
     "calibrate_model",
+    "compare",
     "convert_model",
     "default_config_path",
     "export_model_params",
@@ -47,6 +48,7 @@ PUBLIC = {
     "onnx_translations",
     "operator_gain",
     "operator_sqnr",
+    "quantize_onnx",
 }
 
 ACTNN_PUBLIC = {
@@ -93,6 +95,7 @@ ROOMS = {
         "modules",
         "whole_models",
         "analysis",
+        "model_files",
         "__init__",
         "demo",
         "cli",
@@ -139,7 +142,7 @@ OUTSIDE = {
 
 # Lines of src and cpp. A change that removes lowers the figure; a new capability raises it, and
 # its commit says by how much.
-MOST_LINES = 88_300
+MOST_LINES = 90_000
 
 # How many files and folders inside a folder stand above each other.
 MOST_FLOORS = 7

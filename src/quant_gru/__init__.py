@@ -11,9 +11,11 @@ from quant_gru.errors import CalibrationError, ConfigError, ParameterError, Quan
 from quant_gru.torch_ops.on_import import register_with_torch
 
 if TYPE_CHECKING:
+    from quant_gru.analysis.compare import compare
     from quant_gru.analysis.operator_gain import operator_gain
     from quant_gru.analysis.operator_sqnr import operator_sqnr
     from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
+    from quant_gru.model_files.quantize_onnx import quantize_onnx
     from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
     from quant_gru.modules.custom_gru import CustomGRU
     from quant_gru.modules.frozen import FrozenQuantGRU
@@ -43,6 +45,7 @@ __all__ = [
     "QuantGRUWarning",
     "__version__",
     "calibrate_model",
+    "compare",
     "convert_model",
     "default_config_path",
     "export_encodings",
@@ -57,6 +60,7 @@ __all__ = [
     "onnx_translations",
     "operator_gain",
     "operator_sqnr",
+    "quantize_onnx",
 ]
 
 # The module of each public name that is imported at its first use.
@@ -70,6 +74,7 @@ _HOMES = {
     "QuantGRUCell": "modules.cell",
     "QuantGRUWarning": "config",
     "calibrate_model": "whole_models.calibrate",
+    "compare": "analysis.compare",
     "convert_model": "whole_models.convert",
     "default_config_path": "config",
     "export_encodings": "whole_models.encodings",
@@ -84,6 +89,7 @@ _HOMES = {
     "onnx_translations": "whole_models.onnx",
     "operator_gain": "analysis.operator_gain",
     "operator_sqnr": "analysis.operator_sqnr",
+    "quantize_onnx": "model_files.quantize_onnx",
 }
 
 

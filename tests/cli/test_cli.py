@@ -19,7 +19,18 @@ from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.dispatch import executor_name
 
-COMMANDS = ("demo", "info", "config", "check", "diff", "export", "inspect", "verify", "cache")
+COMMANDS = (
+    "demo",
+    "info",
+    "config",
+    "check",
+    "diff",
+    "quantize",
+    "export",
+    "inspect",
+    "verify",
+    "cache",
+)
 
 
 def run(*arguments: object) -> Result:

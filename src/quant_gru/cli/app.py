@@ -12,6 +12,7 @@ import typer
 from quant_gru import __version__
 from quant_gru.cli.frozen_files import export, inspect, verify
 from quant_gru.cli.messages import WRONG, one_line_messages, report
+from quant_gru.cli.onnx_files import quantize
 from quant_gru.errors import QuantGRUError
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def diff(
         typer.echo(f"{first} and {second} have the same quantization.")
 
 
+app.command()(quantize)
 app.command()(export)
 app.command()(inspect)
 app.command()(verify)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Mapping
 from typing import TypeVar, cast, overload
@@ -139,6 +140,13 @@ def _names(model: torch.nn.Module) -> Names:
 
 
 def _require_grus(model: torch.nn.Module) -> None:
+    if not isinstance(model, torch.nn.Module):
+        shown = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
+        is_onnx = str(shown).endswith((".onnx", "ModelProto"))
+        raise QuantGRUError(
+            f"Expected a torch.nn.Module, got {shown!r}"
+            + "; quantize_onnx(model, feeds) takes ONNX files" * is_onnx
+        )
     names = _names(model)
     if any(isinstance(module, _GRUS) for module in names):
         return

@@ -1,0 +1,324 @@
+"""A float model beside its quantized versions: outputs, a metric, bytes and times."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru.analysis.sqnr import decibels, energies
+from quant_gru.calibration.batches import run_batch, with_progress
+from quant_gru.errors import CalibrationError, QuantGRUError
+from quant_gru.modules.frozen import FrozenQuantGRU
+from quant_gru.modules.gru import QuantGRU
+
+_FLOAT = "float"
+_TIMED = 7
+Forward = Callable[[torch.nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What a model takes.
+
+    Attributes:
+        weights: Weights and biases of its GRUs, as they are stored.
+        tables: Tables of sigmoid and tanh.
+        files: Its GRUs in files: parameters in float; what `FrozenQuantGRU.save` writes, tables and
+            document included, in integers.
+        others: Parameters and buffers of all other layers.
+    """
+
+    weights: int
+    tables: int
+    files: int
+    others: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One model.
+
+    Attributes:
+        name: Its name; 'float' is the first one.
+        metric: The metric; None without one.
+        agreement: Name of an output with at least two values in its last dimension -> share of
+            positions whose largest value is at the same place as in float, 0..1.
+        sqnr: Name of an output -> signal over noise in dB against float.
+        bytes: What it takes.
+        seconds: The shortest time of the first batch.
+    """
+
+    name: str
+    metric: float | None
+    agreement: dict[str, float]
+    sqnr: dict[str, float]
+    bytes: Bytes
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All models; `print` it, or let a notebook show it.
+
+    Attributes:
+        rows: The float model, then the quantized ones.
+    """
+
+    rows: tuple[Compared, ...]
+
+    def __str__(self) -> str:
+        titles, cells = self._table()
+        widths = [max(len(row[i]) for row in (titles, *cells)) for i in range(len(titles))]
+        return "\n".join(
+            "  ".join(
+                text.ljust(width) if i == 0 else text.rjust(width)
+                for i, (text, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in (titles, *cells)
+        )
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Return the table in HTML."""
+        titles, cells = self._table()
+
+        def line(tag: str, row: Sequence[str]) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(each)}</{tag}>" for each in row) + "</tr>"
+
+        body = "".join(line("td", row) for row in cells)
+        return f"<table><thead>{line('th', titles)}</thead><tbody>{body}</tbody></table>"
+
+    def to_json(self) -> str:
+        """Return all figures as JSON; decibels that are not finite are text."""
+        rows = [asdict(row) for row in self.rows]
+        for row in rows:
+            row["sqnr"] = {
+                name: value if math.isfinite(value) else str(value)
+                for name, value in row["sqnr"].items()
+            }
+        return json.dumps(rows, indent=2)
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        first = self.rows[0]
+        has_metric = first.metric is not None
+        agreed = list(dict.fromkeys(name for row in self.rows for name in row.agreement))
+        outputs = list(dict.fromkeys(name for row in self.rows for name in row.sqnr))
+        titles = ["model", *["metric"] * has_metric]
+        titles += [f"agreement{_of(name, agreed)}" for name in agreed]
+        titles += [f"dB{_of(name, outputs)}" for name in outputs]
+        titles += ["weights", "tables", "GRUs in files", "of float", "ms"]
+        cells = []
+        for row in self.rows:
+            size = row.bytes
+            texts = [row.name, *([] if row.metric is None else [f"{row.metric:.4g}"])]
+            texts += [_percent(row.agreement.get(name)) for name in agreed]
+            texts += [_decibels(row.sqnr.get(name)) for name in outputs]
+            texts += [f"{size.weights:,}", f"{size.tables:,}", f"{size.files:,}"]
+            texts += [_percent(size.files / max(first.bytes.files, 1)), f"{1000 * row.seconds:.3g}"]
+            cells.append(texts)
+        return titles, cells
+
+
+def compare(
+    model: torch.nn.Module,
+    quantized: torch.nn.Module | Mapping[str, torch.nn.Module],
+    batches: Iterable[Any],
+    metric: Callable[[torch.nn.Module], float] | None = None,
+    *,
+    forward_fn: Forward | None = None,
+    progress: bool = True,
+) -> Comparison:
+    """Run a float model and quantized versions of it on the same batches.
+
+    Models run in eval mode, which is restored, and without gradients. Outputs are compared batch by
+    batch, so memory is bounded.
+
+    Args:
+        model: The float model.
+        quantized: A model from `convert_model` and `calibrate_model` or from `freeze_model`, or
+            several by name.
+        batches: As for `calibrate_model`; data that calibration did not see.
+        metric: metric(model) -> a number, such as the accuracy on a test set.
+        forward_fn: `forward_fn(model, batch)` runs a batch and returns the outputs.
+        progress: Whether to show a progress bar (only on a terminal).
+
+    Returns:
+        Metric, agreement, decibels, bytes and time of each model; `print` it.
+
+    Raises:
+        CalibrationError: There is no batch, or one is of an unknown kind.
+        QuantGRUError: Outputs have other names or shapes than in float, or none is floating point.
+
+    Example:
+        >>> print(compare(model, {"int8": int8, "int8_wide": wide}, batches))  # doctest: +ELLIPSIS
+        model ...
+    """
+    others = dict(quantized) if isinstance(quantized, Mapping) else {"quantized": quantized}
+    if _FLOAT in others:
+        raise QuantGRUError(f"Expected other names than {_FLOAT!r}, got {list(others)}")
+    models = {_FLOAT: model, **others}
+    energy: dict[str, dict[str, list[float]]] = {name: {} for name in others}
+    agreed: dict[str, dict[str, list[int]]] = {name: {} for name in others}
+    first: Any = None
+    with _evaluating(models.values()), torch.no_grad():
+        for count, batch in enumerate(with_progress(batches, "comparing", progress)):
+            first = batch if count == 0 else first
+            real = _outputs(run_batch(model, batch, forward_fn))
+            for name, each in others.items():
+                found = _outputs(run_batch(each, batch, forward_fn))
+                _expect_alike(name, real, found)
+                for output, value in found.items():
+                    sums = energy[name].setdefault(output, [0.0, 0.0])
+                    for i, part in enumerate(energies(real[output], value)):
+                        sums[i] += part
+                    if value.dim() and value.shape[-1] > 1:
+                        same = value.argmax(-1) == real[output].argmax(-1)
+                        counts = agreed[name].setdefault(output, [0, 0])
+                        counts[0] += int(same.sum())
+                        counts[1] += same.numel()
+        if first is None:
+            raise CalibrationError("Expected at least one batch, got none")
+        seconds = _seconds(models, first, forward_fn)
+        measured = {
+            name: None if metric is None else float(metric(m)) for name, m in models.items()
+        }
+    rows = [Compared(_FLOAT, measured[_FLOAT], {}, {}, bytes_of(model), seconds[_FLOAT])]
+    for name, each in others.items():
+        rows.append(
+            Compared(
+                name,
+                measured[name],
+                {output: a / max(n, 1) for output, (a, n) in agreed[name].items()},
+                {output: decibels(s, n) for output, (s, n) in energy[name].items()},
+                bytes_of(each),
+                seconds[name],
+            )
+        )
+    return Comparison(tuple(rows))
+
+
+def bytes_of(model: torch.nn.Module) -> Bytes:
+    """Return what a model takes, with its quantized GRUs as `freeze` stores them."""
+    weights = tables = files = 0
+    inside: set[int] = set()
+    for module in model.modules():
+        frozen = _frozen(module)
+        if frozen is None and not isinstance(module, (torch.nn.GRU, torch.nn.GRUCell)):
+            continue
+        inside.update(id(each) for each in (*module.parameters(), *module.buffers()))
+        if frozen is None:
+            size = sum(each.nbytes for each in module.parameters())
+            weights, files = weights + size, files + size
+            continue
+        state = frozen.state_dict()
+        weights += sum(each.nbytes for name, each in state.items() if name != "plan")
+        tables += _table_bytes(frozen)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "gru.safetensors")
+            frozen.save(path)
+            files += os.path.getsize(path)
+    rest = (*model.parameters(), *model.buffers())
+    others = {id(each): each.nbytes for each in rest if id(each) not in inside}
+    return Bytes(weights, tables, files, sum(others.values()))
+
+
+def _frozen(module: torch.nn.Module) -> FrozenQuantGRU | None:
+    if isinstance(module, QuantGRU) and module.use_quantization and module.is_calibrated():
+        return module.freeze()
+    return module if isinstance(module, FrozenQuantGRU) else None
+
+
+def _table_bytes(frozen: FrozenQuantGRU) -> int:
+    cells = [cell for layer in frozen._plan().cells for cell in layer]
+    return sum(
+        part.nbytes
+        for cell in cells
+        for table in cell.frozen.tables.values()
+        for part in (table.bounds, table.coefficients)
+    )
+
+
+@contextmanager
+def _evaluating(models: Iterable[torch.nn.Module]) -> Iterator[None]:
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _outputs(value: Any) -> dict[str, Tensor]:
+    """Return the floating-point tensors in the output of a model, by name."""
+    found = dict(_named(value, ""))
+    if not found:
+        raise QuantGRUError(
+            "Expected the model to give a tensor of floating point, got none; pass forward_fn"
+        )
+    return found
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, PackedSequence):
+        value = value.data
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield name or "output", value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _named(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (tuple, list)):
+        for index, each in enumerate(value):
+            yield from _named(each, f"{name or 'output'}[{index}]")
+
+
+def _expect_alike(name: str, real: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    wanted, got = ({key: tuple(v.shape) for key, v in each.items()} for each in (real, found))
+    if wanted != got:
+        raise QuantGRUError(f"Expected the outputs of float, {wanted}, got {got} (model {name!r})")
+
+
+def _seconds(
+    models: Mapping[str, torch.nn.Module], batch: Any, forward_fn: Forward | None
+) -> dict[str, float]:
+    """Return the shortest time of a batch; models take turns."""
+    found = dict.fromkeys(models, math.inf)
+    for _ in range(_TIMED):
+        for name, model in models.items():
+            start = time.perf_counter()
+            value = run_batch(model, batch, forward_fn)
+            for each in dict(_named(value, "")).values():
+                if each.is_cuda:
+                    torch.cuda.synchronize(each.device)
+            found[name] = min(found[name], time.perf_counter() - start)
+    return found
+
+
+def _of(name: str, names: Sequence[str]) -> str:
+    return "" if len(names) == 1 else f" of {name}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _decibels(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "zeros" if math.isnan(value) else "equal" if value == math.inf else f"{value:.1f}"

@@ -1,0 +1,1 @@
+"""Models in files of other tools, put into integers in place."""

@@ -238,7 +238,7 @@ class LastRecurrence:
 
     def __init__(self, machine: driver.Device) -> None:
         self.machine = machine
-        self.clusters = machine.clusters
+        self.arch, self.clusters = machine.arch, machine.clusters
         self.again: Engine = lambda: None
 
     def launch(self, *arguments: object) -> None:

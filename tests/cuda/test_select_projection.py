@@ -7,6 +7,7 @@ from host_machine import Host
 from kernel_runtime.cuda.launch import Kernel
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernels import _native
 from quant_gru.kernels._native import Method
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.forward.stack import Stack
@@ -120,3 +121,13 @@ def test_every_way_is_selected(tmp_path):
                 way = select.select(machine, numbers, shape, T, N, real_values=real_values)
                 found.add(way.method)
     assert found == set(Method)
+
+
+def test_sums_of_bytes_are_those_that_int32_holds():
+    """With more features, products of two bytes that are -128 would add up to 2^31."""
+    most, shape = (1 << 31) // (128 * 128), planner.make_shape(16, 1, 1, 1, 1)
+    chip = _native.Chip("sm_90a", {1: 132, 2: 66})
+    for features, method in ((most - 1, Method.GEMM), (most, Method.CODES_FEW_ROWS)):
+        size = _native.ProjectionSize(65, 1, features, 16, (16, True, 1.0, 0), shape)
+        found = _native.select_projection(chip, size, False, None, select.POLICY)
+        assert found.method == method

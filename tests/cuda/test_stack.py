@@ -12,7 +12,7 @@ from quant_gru.integer.backward import Kept
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.plan import structure
 from quant_gru.kernels.cuda.projection.select import POLICY
-from quant_gru.kernels.cuda.recurrence import direction_fusion, planner
+from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -308,7 +308,7 @@ def test_directions_that_fill_a_device_run_as_fast_as_each_can(host, monkeypatch
     assert (one.recurrence.real, other.recurrence.real) == ("float", "double")
 
     def launches(cells, N):
-        return direction_fusion.launches_of(cells, N, host.clusters())
+        return planner.launches_of(cells, N, host.clusters())
 
     ((cells, form),) = launches(layer, 64)
     assert cells == layer
@@ -366,7 +366,7 @@ def test_a_launch_is_exact_for_both_directions(host, config, changes, real, tabl
     assert (macros["QG_WORDS"], macros["SATURATED"]) == (words, 0)
     assert macros["QG_POT"] == (real == "float")
     layer = stack.Stack(gru._plan(), host).layers[0]
-    ((_, form),) = direction_fusion.launches_of(layer, 3, host.clusters())
+    ((_, form),) = planner.launches_of(layer, 3, host.clusters())
     sizes = [table_bytes(cell.numbers.frozen.cells["double"], tables) for cell in layer]
     assert form.recurrence.table_bytes == max(sizes)
 

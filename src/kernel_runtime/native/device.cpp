@@ -17,25 +17,6 @@ constexpr int kPortableCluster = 8;
 // Clusters are counted for blocks so large that each occupies a whole multiprocessor.
 constexpr unsigned kProbeThreads = 256, kProbeBytes = 128 << 10;
 
-// Makes a context current, then restores the previous one, which other libraries use.
-class Current {
- public:
-    explicit Current(void *context) {
-        check(driver().cuCtxGetCurrent(&before_));
-        changed_ = before_ != context;
-        if (changed_) check(driver().cuCtxSetCurrent(context));
-    }
-    Current(const Current &) = delete;
-    Current &operator=(const Current &) = delete;
-    ~Current() {
-        if (changed_) driver().cuCtxSetCurrent(before_);
-    }
-
- private:
-    void *before_ = nullptr;
-    bool changed_ = false;
-};
-
 // The configuration of a launch; it must not be copied.
 struct Configured {
     LaunchAttribute attributes[2]{};
@@ -99,7 +80,7 @@ Device::Device(int index) : index_(index) {
         fail("Expected compute capability 8.0 or later, got " + std::to_string(capability_ / 10) +
              "." + std::to_string(minor));
     arch_ = "sm_" + std::to_string(capability_) + (capability_ == 90 ? "a" : "");
-    check(d.cuDevicePrimaryCtxRetain(&context_, device));
+    context_ = primary_context(index);
 }
 
 const std::map<int, int> &Device::clusters() {
@@ -115,7 +96,7 @@ std::map<int, int> Device::counted_clusters() {
         const Grid grid{size, 1, kProbeThreads, size, kProbeBytes};
         const Function function = load({"probe", "probe", {}}, grid);
         const Configured configured(grid, nullptr);
-        const Current current(context_);
+        const CurrentContext current(context_);
         int count = 0;
         if (driver().cuOccupancyMaxActiveClusters(&count, function.handle, &configured.config))
             count = 0;
@@ -167,7 +148,7 @@ void Device::compile(const std::vector<Kernel> &kernels) {
 Function Device::load(const Kernel &kernel, const Grid &grid) {
     const std::string name = name_of(kernel);
     const Driver &d = driver();
-    const Current current(context_);
+    const CurrentContext current(context_);
     std::unique_lock<std::mutex> lock(mutex_);
     if (!modules_.count(name)) {
         lock.unlock();
@@ -195,7 +176,7 @@ Function Device::load(const Kernel &kernel, const Grid &grid) {
 
 void Device::launch(const Function &function, const Grid &grid, void **parameters, Stream stream) {
     const Configured configured(grid, stream);
-    const Current current(context_);
+    const CurrentContext current(context_);
     check(driver().cuLaunchKernelEx(&configured.config, function.handle, parameters, nullptr));
 }
 
@@ -206,7 +187,7 @@ void Device::launch(const Function &function, const Grid &grid, const void *argu
 }
 
 Memory::Memory(Device &device, size_t bytes) : device_(&device), size_(bytes) {
-    const Current current(device.context_);
+    const CurrentContext current(device.context_);
     if (bytes) check(driver().cuMemAlloc(&address_, bytes));
 }
 
@@ -220,7 +201,7 @@ Memory &Memory::operator=(Memory &&other) noexcept {
 Memory::~Memory() {
     if (!address_) return;
     try {
-        const Current current(device_->context_);
+        const CurrentContext current(device_->context_);
         driver().cuMemFree(address_);
     } catch (const std::exception &) {
         // the process ends, and the driver with it
@@ -228,14 +209,14 @@ Memory::~Memory() {
 }
 
 void Memory::upload(const void *from, size_t bytes, size_t offset) {
-    const Current current(device_->context_);
+    const CurrentContext current(device_->context_);
     check(driver().cuMemcpyHtoD(address_ + offset, from, bytes));
     // pageable memory may still be on its way, and user streams do not wait for it
     check(driver().cuStreamSynchronize(nullptr));
 }
 
 void Memory::download(void *to, size_t bytes, size_t offset) const {
-    const Current current(device_->context_);
+    const CurrentContext current(device_->context_);
     check(driver().cuMemcpyDtoH(to, address_ + offset, bytes));
 }
 

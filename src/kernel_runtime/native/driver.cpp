@@ -65,4 +65,12 @@ void check(int status) {
          (name ? std::string(name) : std::to_string(status)));
 }
 
+void *primary_context(int index) {
+    int device = 0;
+    void *context = nullptr;
+    check(driver().cuDeviceGet(&device, index));
+    check(driver().cuDevicePrimaryCtxRetain(&context, device));
+    return context;
+}
+
 }  // namespace kernel_runtime::cuda

@@ -64,4 +64,26 @@ const Driver &driver();
 // Fails unless the status is 0.
 void check(int status);
 
+// Makes a context current, then restores the previous one, which other libraries use.
+class CurrentContext {
+ public:
+    explicit CurrentContext(void *context) {
+        check(driver().cuCtxGetCurrent(&before_));
+        changed_ = before_ != context;
+        if (changed_) check(driver().cuCtxSetCurrent(context));
+    }
+    CurrentContext(const CurrentContext &) = delete;
+    CurrentContext &operator=(const CurrentContext &) = delete;
+    ~CurrentContext() {
+        if (changed_) driver().cuCtxSetCurrent(before_);
+    }
+
+ private:
+    void *before_ = nullptr;
+    bool changed_ = false;
+};
+
+// The primary context of a GPU, as in the CUDA runtime and in PyTorch. It is never released.
+void *primary_context(int index);
+
 }  // namespace kernel_runtime::cuda

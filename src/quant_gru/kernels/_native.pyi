@@ -4,6 +4,7 @@ cpu/executor.py and cpu/plan_packing.py describe the numbers of layers.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -267,14 +268,15 @@ class GPUBackward:
 # how kernels read the tables of z, r and g, see cuda/plan/structure.py
 Tables = tuple[int, int, int]
 
+@dataclass
 class Gates:
     """The gate arithmetic of a kernel: 'float' or 'double', tables, and bytes of shared memory."""
 
-    def __init__(self, real: str, tables: Tables, table_bytes: int, /) -> None: ...
     real: str
     tables: Tables
     table_bytes: int
 
+@dataclass
 class Form:
     """The structural properties of a plan; see cuda/host/plans/cell_form.hpp.
 
@@ -283,23 +285,6 @@ class Form:
     they are rounded to codes.
     """
 
-    def __init__(
-        self,
-        narrow: bool,
-        real: str,
-        words: bool,
-        weight_bytes: int,
-        state_bytes: int,
-        wide_input: bool,
-        out_bytes: int,
-        tables: Tables,
-        table_bytes: int,
-        fused: tuple[bool, bool, bool],
-        zoneout: bool = False,
-        own: Gates | None = None,
-        saturated: bool = False,
-        powers: bool = False,
-    ) -> None: ...
     narrow: bool
     real: str
     words: bool
@@ -310,13 +295,16 @@ class Form:
     tables: Tables
     table_bytes: int
     fused: tuple[bool, bool, bool]
-    zoneout: bool
-    own: Gates | None
-    saturated: bool
-    powers: bool
-    recurrence: Gates
-    in_int32: bool
-    products: dict[str, int]
+    zoneout: bool = False
+    own: Gates | None = None
+    saturated: bool = False
+    powers: bool = False
+    @property
+    def recurrence(self) -> Gates: ...
+    @property
+    def in_int32(self) -> bool: ...
+    @property
+    def products(self) -> dict[str, int]: ...
 
 class GateNumbers:
     """The gate arithmetic of a plan, from `plan_packing.pack_gates`."""
@@ -345,7 +333,6 @@ class Shape:
     rows: int
     threads: int
     strip: int
-    elements: int
     def tiles(self, N: int, /) -> int: ...
     def strips(self, N: int, /) -> int: ...
     def projected_words(self, form: Form, T: int, N: int, /) -> int: ...
@@ -446,7 +433,6 @@ class Warpgroups:
     parts: int
     planes: int
     rows: int
-    product_rows: int
     group_tiles: int
     panels: int
     stages: int
@@ -467,7 +453,6 @@ class ProjectionSize:
         self, T: int, N: int, C: int, W_bits: int, x: QuantizerTuple, shape: Shape, /
     ) -> None: ...
     projects_bytes: bool
-    reads_reals: bool
 
 class ProjectionPolicy:
     def __init__(self) -> None: ...

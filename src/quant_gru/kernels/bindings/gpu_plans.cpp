@@ -265,7 +265,6 @@ void bind_blocks(nb::module_ &m) {
         .def_ro("parts", &Warpgroups::parts)
         .def_ro("planes", &Warpgroups::planes)
         .def_prop_ro("rows", &Warpgroups::rows)
-        .def_prop_ro("product_rows", &Warpgroups::product_rows)
         .def_prop_ro("group_tiles", &Warpgroups::group_tiles)
         .def_prop_ro("panels", &Warpgroups::panels)
         .def_prop_ro("stages", &Warpgroups::stages)
@@ -302,10 +301,7 @@ void bind_selection(nb::module_ &m) {
                  new (self) ProjectionSize{
                      T, N, features, cuda::planes_of(q.bits), W_bits <= 8, cuda::divides(q), shape};
              })
-        .def_prop_ro("projects_bytes", &ProjectionSize::projects_bytes)
-        .def_prop_ro("reads_reals", [](const ProjectionSize &size) {
-            return size.projects_bytes() && size.divides;
-        });
+        .def_prop_ro("projects_bytes", &ProjectionSize::projects_bytes);
     nb::class_<ProjectionPolicy>(m, "ProjectionPolicy")
         .def(nb::init<>())
         // copies, as writes do not change what was read
@@ -375,7 +371,6 @@ void bind_gpu_plans(nb::module_ &m) {
         .def_ro("rows", &RecurrenceShape::rows)
         .def_prop_ro("threads", &RecurrenceShape::threads)
         .def_prop_ro("strip", &RecurrenceShape::strip)
-        .def_prop_ro("elements", &RecurrenceShape::elements)
         .def("tiles", &RecurrenceShape::tiles)
         .def("strips", &RecurrenceShape::strips)
         .def("projected_words", &RecurrenceShape::projected_words)

@@ -23,7 +23,6 @@ from quant_gru.kernels.cuda.projection import int_mm
 from quant_gru.kernels.cuda.projection.from_codes import projection
 from quant_gru.kernels.cuda.projection.select import select
 from quant_gru.kernels.cuda.recurrence import planner
-from quant_gru.kernels.cuda.recurrence.direction_fusion import launches_of
 from quant_gru.kernels.cuda.structs import (
     KINDS,
     RECURRENT_C,
@@ -112,7 +111,7 @@ def run_directions(
     clusters = machine.clusters()
     # the kernel is compiled with or without held units, so these directions cannot share a launch
     alike = [calls] if len({call.held is None for call in calls}) == 1 else [[c] for c in calls]
-    for group, form in itertools.chain(*(launches_of(each, N, clusters) for each in alike)):
+    for group, form in itertools.chain(*(planner.launches_of(each, N, clusters) for each in alike)):
         shape = planner.choose(form, group[0].numbers.H, N, len(group), clusters)
         if shape is None:
             for call in group:

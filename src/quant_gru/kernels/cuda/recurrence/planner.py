@@ -1,28 +1,21 @@
-"""The layout of a recurrence on a GPU, which `kernels/cuda/host/plans/planner.cpp` chooses."""
+"""The layout of recurrences on a GPU, and the directions that share a launch.
+
+`kernels/cuda/host/plans/planner.cpp` chooses both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol, TypeVar
 
 from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.errors import QuantGRUError
 from quant_gru.kernels import _native
 from quant_gru.kernels._native import Form, Shape, make_shape, possible_shapes, time_of
+from quant_gru.kernels.cuda.plan.tensors import Numbers
 
-__all__ = [
-    "VARIABLE",
-    "Form",
-    "Shape",
-    "StateOutputs",
-    "choose",
-    "grid_of",
-    "launch_of",
-    "layout",
-    "make_shape",
-    "possible_shapes",
-    "time_of",
-]
+__all__ = ["Form", "Shape", "make_shape", "possible_shapes", "time_of"]  # defined elsewhere
 
 VARIABLE = "QUANT_GRU_CUDA_SHAPE"
 
@@ -56,8 +49,52 @@ def choose(
     Raises:
         QuantGRUError: The variable names no shape that the device can run.
     """
-    try:
+    with _our_errors():
         return _native.choose_shape(form, H, N, directions, clusters)
+
+
+class HasNumbers(Protocol):
+    """One layer and direction.
+
+    Attributes:
+        numbers: Its plan's numbers.
+    """
+
+    numbers: Numbers
+
+
+_Direction = TypeVar("_Direction", bound=HasNumbers)
+
+
+def launches_of(
+    directions: Sequence[_Direction], N: int, clusters: Mapping[int, int]
+) -> Sequence[tuple[Sequence[_Direction], Form]]:
+    """Return the directions of each launch of a layer's recurrences, and its form.
+
+    Directions with equal forms share a launch. Directions with different forms share a launch
+    whose form is exact for both, unless two launches take less time. Two launches can be faster if
+    one direction fills a device.
+
+    Args:
+        directions: One or two directions.
+        N: Rows.
+        clusters: As for `choose`.
+    """
+    numbers = [each.numbers for each in directions]
+    H, joint = numbers[0].H, None
+    if all(each.H == H for each in numbers):
+        forms = [(each.form, each.frozen.native) for each in numbers]
+        with _our_errors():
+            joint = _native.shared_form(forms, H, N, clusters)
+    if joint is not None:
+        return [(directions, joint)]
+    return [([each], each.numbers.form) for each in directions]
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    try:
+        yield
     except ValueError as error:
         raise QuantGRUError(str(error)) from None
 

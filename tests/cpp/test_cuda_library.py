@@ -60,7 +60,7 @@ def on_host(fake: pytest.MonkeyPatch, build: Path, folder: Path) -> CudaLibrary:
 def planned(fake: pytest.MonkeyPatch, build: Path) -> CudaAccess:
     """Functions of the library, with launches that are only checked."""
     access = CudaAccess(build / "cpp/tests" / "libcuda_access.so")
-    access.key_of_kernel("rows", "", "sm_90a")  # opens the stand-in for NVRTC
+    access.key_of_kernel("boundary/rows", "", "sm_90a")  # opens the stand-in for NVRTC
     return access
 
 
@@ -119,7 +119,7 @@ def test_a_folder_that_others_can_write_is_not_used(
     folder = tmp_path / "cache"
     before = os.umask(0)
     try:
-        size = nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a")
+        size = nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a")
     finally:
         os.umask(before)
     (entry,) = folder.iterdir()
@@ -128,25 +128,26 @@ def test_a_folder_that_others_can_write_is_not_used(
 
     def loads_what_was_planted() -> bool:
         cache.store(entry.stem, b"0" * 17)
-        return nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == "17"
+        return nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == "17"
 
     assert loads_what_was_planted()
     entry.chmod(0o666)
-    assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+    assert nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == size
     assert loads_what_was_planted()
     folder.chmod(0o1777)
     for _ in range(2):
-        assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+        assert nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == size
     assert capfd.readouterr().err.count("is not used, because others can write it") == 1
     folder.chmod(0o755)
     entry.unlink()
     os.mkfifo(entry)
-    assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+    assert nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == size
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_small_kernels_compile(nvrtc: CudaAccess, arch: str) -> None:
-    for source in ("rows", "byte_product", "wide_border", "projection/int_mm"):
+    products = ("projection/byte_product", "projection/int_mm")
+    for source in ("boundary/rows", "boundary/wide_border", *products):
         assert int(nvrtc.compile_kernel(source, words(PLAIN), arch)) > 0
     few, step = {**PLAIN, "WIDE": 1}, {**PLAIN, "REAL": "float"}
     for source, macros in (("projection/reals_few_rows", few), ("recurrence/per_step", step)):
@@ -166,8 +167,10 @@ def test_kernels_of_a_plan_compile(
 
 
 def test_errors_of_nvrtc_name_source_and_options(nvrtc: CudaAccess) -> None:
-    with pytest.raises(RuntimeError, match=r"to compile rows\.cu with .*-DPadding=1, got\n"):
-        nvrtc.compile_kernel("rows", "Padding=1", "sm_90a")
+    with pytest.raises(
+        RuntimeError, match=r"to compile boundary/rows\.cu with .*-DPadding=1, got\n"
+    ):
+        nvrtc.compile_kernel("boundary/rows", "Padding=1", "sm_90a")
     with pytest.raises(RuntimeError, match=r"name of an embedded source, got 'absent\.cu'"):
         nvrtc.compile_kernel("absent", "", "sm_90a")
 
@@ -221,19 +224,6 @@ class Recorder:
         return None
 
 
-def leave_out_joint_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Python plan no launches of directions with different forms."""
-
-    def launches_of(directions: Any, N: int, clusters: Any) -> Any:
-        forms = [each.numbers.form for each in directions]
-        if all(form == forms[0] for form in forms):
-            return [(directions, forms[0])]
-        return [([each], form) for each, form in zip(directions, forms, strict=True)]
-
-    monkeypatch.setattr(launch_plan, "launches_of", launches_of)
-    monkeypatch.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
-
-
 def values_of(record: Any) -> list[Any]:
     """All numbers of a ctypes structure but addresses, nested ones included, in order."""
     if isinstance(record, ctypes.Array):
@@ -256,7 +246,7 @@ def compare_launches(planned: CudaAccess, gru: FrozenQuantGRU, T: int, N: int) -
     schedule = Stack(gru._plan(), machine).schedule(T, N, form)
     assert schedule is not None
     # products take the place of torch's
-    own = ("rows", "byte_product")
+    own = ("boundary/rows", "projection/byte_product")
     ours = [each for each in launches(planned, saved(gru), T, N) if each.source not in own]
     # unaligned, so that nobody loads four values at once
     C = gru.shape.input_size
@@ -278,7 +268,7 @@ def compare_launches(planned: CudaAccess, gru: FrozenQuantGRU, T: int, N: int) -
 def test_launches_are_those_of_python(
     planned: CudaAccess, fake: pytest.MonkeyPatch, kind: str, seed: int
 ) -> None:
-    leave_out_joint_forms(fake)
+    fake.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
     case = gpu_case(seed, kind, large=True)
     compare_launches(planned, case.case.gru, case.T, case.N)
 
@@ -287,7 +277,7 @@ def test_launches_are_those_of_python(
 def test_launches_of_many_rows_are_those_of_python(
     planned: CudaAccess, fake: pytest.MonkeyPatch, config: QuantConfig
 ) -> None:
-    leave_out_joint_forms(fake)
+    fake.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
     used, overlaps = set(), 0
     for C, H, sizes in (
         (40, 64, ((1, 1), (9, 1), (100, 1), (100, 32), (20, 300))),
@@ -348,6 +338,23 @@ def test_codes_are_those_of_python(on_host: CudaLibrary, kind: str, seed: int, l
         tensors.forget()
         tensors.run(call)
         assert not tensors.differences(), f"{case.name}\n{call}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranges_of_inputs_that_exclude_0(on_host: CudaLibrary, kind: str) -> None:
+    far = 0
+    for seed in range(40):
+        case = gpu_case(seed, kind, large=seed % 8 == 0, hidden=(3, 17), far=True)
+        if not case.case.gru._plan().is_far:
+            continue
+        far += 1
+        tensors = Tensors(case.case, "cpu")
+        call = on_host.prepare(case.file, case.T, case.N)
+        tensors.run(call)
+        assert not tensors.differences(), f"{case.name}\n{call}"
+        if far == 4:
+            break
+    assert far > 1
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("w8a8", 5), ("w8a16", 0), ("w16a16", 1), ("mixed", 2)])

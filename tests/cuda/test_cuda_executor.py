@@ -99,7 +99,7 @@ def test_every_shape_of_the_planner(monkeypatch, H, config):
     plan = quantized(16, H, getattr(QuantConfig, config)())._plan().cells[0][0]
     clusters = machine_of(torch.device("cuda")).clusters()
     form = executor.numbers_of(plan).form
-    for shape in planner.candidates(form, H, clusters):
+    for shape in planner.possible_shapes(form, H, clusters):
         wanted = f"{shape.blocks},{shape.split},{shape.spread},{shape.rows}"
         monkeypatch.setenv(planner.VARIABLE, wanted)
         N = 2 * shape.rows + 1

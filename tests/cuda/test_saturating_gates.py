@@ -12,7 +12,6 @@ from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
-from quant_gru.kernels.cuda.gates.saturating import saturated_numbers
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan import structure as frozen
 from quant_gru.kernels.cuda.structs import CELL_C, SaturatedC
@@ -116,4 +115,4 @@ def test_sums_of_too_many_bits_are_not_saturated():
     for below, expected in ((13, True), (16, False)):
         gru.adjust_quant_config("Rh", exp2_inv=below - round(math.log2(sum_scale)))
         plan = gru._plan().cells[0][0]
-        assert (saturated_numbers(plan.frozen) is not None) == expected
+        assert (frozen.frozen_numbers(plan.frozen).saturated is not None) == expected

@@ -920,7 +920,7 @@ class QuantGRU(torch.nn.GRU):
     def _draws(self) -> bool:
         """Return whether a forward in training draws random masks."""
         between = self.dropout if self.num_layers > 1 else 0.0
-        return bool(between or self._recurrent_dropout or self._state.zoneout)
+        return bool(between or self._recurrent_dropout or self.zoneout)
 
     def _noise(self, sequence: GRUSequence, zoneout_mask: Tensor | None) -> Noise | None:
         """Return the random masks of a forward in training, None otherwise."""

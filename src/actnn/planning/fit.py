@@ -128,7 +128,7 @@ class Planner:
         self._seconds: dict[Choices, float] = {}
         self._noises: dict[Choices, float] = {}
         self._right: dict[BlockChoice, bool] = {}
-        saving: Any = compress(model, seed=seed).actnn
+        saving = _compressed(model, seed)
         try:
             self._units = _in_order(units, step, saving)
             self._measurement = Measurement(step, self._units, self._apply)
@@ -147,7 +147,7 @@ class Planner:
         """Put choices into effect, after `uncompress`, too."""
         model: Any = self._model
         if getattr(model, "actnn", None) is not self._saving:
-            self._saving = compress(model, seed=self._seed).actnn
+            self._saving = _compressed(model, self._seed)
             if self._compile:
                 compile_units(model, self._units)
         apply(model.actnn, self._units, choices)
@@ -296,6 +296,13 @@ class Planner:
                 return self._peaks[plan]
             torch.cuda.empty_cache()  # here the error no longer holds tensors
         return self._peaks.get(plan, 2 * room)
+
+
+def _compressed(model: nn.Module, seed: int) -> Saving:
+    """Compress a model for plans, whose noise is measured here."""
+    saving: Saving = compress(model, seed=seed).actnn  # type: ignore[assignment]
+    saving.adaptive = None
+    return saving
 
 
 def _limits(budget: int | str, reserve: int | str | None, noise_price: float) -> tuple[int, int]:

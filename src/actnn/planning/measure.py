@@ -135,7 +135,7 @@ class Measurement:
 
     def _exact_of(self, choices: Sequence[BlockChoice]) -> list[BlockChoice]:
         """The choices to compare with. If no mask differs, these are the same for all."""
-        if self._same_masks and not choices[0].whole:
+        if self._same_masks:
             return [KEEP] * len(choices)
         return [exact_form(choice) for choice in choices]
 

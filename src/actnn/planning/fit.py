@@ -26,6 +26,7 @@ from actnn.planning.training_step import Loss, TrainingStep
 from actnn.planning.units import Unit, children_of, find_units, units_that_run
 from actnn.saving import Saving
 
+COMPILE_SECONDS = 180.0  # that measurements take at most if nobody says how long they may
 ROUNDS = 6  # corrections of the prediction by a real step
 MOST_NOISE = 0.1  # of the gradient's squared norm, above which a plan warns
 SLACK = 0.02  # of the budget that may stay unused
@@ -76,7 +77,8 @@ def fit(
             what comes and how long all may take). None draws a bar if standard error is a
             terminal.
         max_seconds: After this time, the best plan of those measured by then is taken. What any
-            plan needs is measured nevertheless. Compiling is not interrupted.
+            plan needs is measured nevertheless. Compiling is not interrupted. None is no limit, but
+            180 with `compile`; math.inf is none.
 
     Returns:
         The plan, which is in effect.
@@ -119,6 +121,8 @@ class Planner:
     ) -> None:
         if not isinstance(bits, Sequence) or isinstance(bits, str):
             raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")
+        if max_seconds is None and compile:
+            max_seconds = COMPILE_SECONDS
         self._progress = Measuring(progress, max_seconds)
         step = TrainingStep(model, example, loss)
         devices = sorted({str(parameter.device) for parameter in model.parameters()})
@@ -219,7 +223,11 @@ class Planner:
             by_unit = by_unit if by_unit in self.costs.of else KEEP
             peak = self.costs.peak((by_unit,) * len(self._units))
             fits = peak * (1 - WHOLE_SAVES * choice.whole) <= room
-            if fits and not self._is_beaten(choice, room) and self._is_right(choice):
+            if not fits or self._is_beaten(choice, room):
+                continue
+            if choice.whole and not self._progress.has_time_for(self._measurement.compile_seconds):
+                self._late.append(f"max_seconds are over: not measured: '{choice}'")
+            elif self._is_right(choice):
                 self._peak_of(as_run(self._units, (choice,) * len(self._units)), room)
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
@@ -237,10 +245,8 @@ class Planner:
         if not choice.whole:
             return False
         as_one = [plan[0] for plan, peak in self._peaks.items() if plan[0].whole and peak <= room]
-        exact = [each.memory for each in as_one if each.bits is None]
-        return max(exact, default=0.0) > (
-            choice.memory if choice.bits is None else MEMORY_SHARES[0]
-        )
+        exact = max((each.memory for each in as_one if each.bits is None), default=0.0)
+        return exact > (choice.memory if choice.bits is None else MEMORY_SHARES[0])
 
     def _is_right(self, choice: BlockChoice) -> bool:
         """Whether a model that is compiled as one has the gradient of the one that keeps all."""
@@ -275,7 +281,7 @@ class Planner:
         for plan in sorted(fitting, key=lambda each: -self._peaks[each]):
             if plan not in self._seconds:
                 if self._progress.is_over and least < math.inf:
-                    self._late = ["max_seconds are over: not all plans that fit were timed"]
+                    self._late.append("max_seconds are over: not all plans that fit were timed")
                     break
                 self._progress.next("timing a plan that fits")
             cost = self._cost(plan, noise_price)
@@ -376,11 +382,11 @@ def _candidates(device: torch.device, bits: Sequence[int], compile: bool) -> lis
     candidates = [KEEP, RECOMPUTE, BlockChoice("compress", 32)]
     candidates += [BlockChoice("compress", each) for each in bits]
     candidates += [BlockChoice("recompute", each) for each in bits if each in INPUT_BITS]
-    if compile:
-        candidates += [BlockChoice("keep", memory=share) for share in MEMORY_SHARES]
-        candidates += [BlockChoice("compress", each, fused=True) for each in bits if each in FUSED]
     if device.type == "cuda":
         candidates.append(BlockChoice("offload"))
+    if compile:  # what may be left out for lack of time comes last
+        candidates += [BlockChoice("compress", each, fused=True) for each in bits if each in FUSED]
+        candidates += [BlockChoice("keep", memory=share) for share in MEMORY_SHARES]
     return candidates
 
 

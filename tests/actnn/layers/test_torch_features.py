@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import actnn
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of compilers
+
 needs_gloo = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
 )
@@ -252,7 +254,6 @@ def test_a_compressed_model_compiles_as_one_graph():
     assert all((a - b).norm() <= 0.05 * a.norm() + 1e-3 for a, b in zip(exact, found, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, where there is a GPU
 def test_compiled_blocks_in_a_python_model():
     torch._dynamo.reset()
     model, x = nn.Sequential(Block(), Block()), torch.randn(2, 16, 32)

@@ -45,6 +45,18 @@ def _names(kernel: Any) -> list[str]:
     return [argument.name for argument in kernel._schema.arguments]
 
 
+def drops(node: Any) -> bool:
+    """Whether an autograd node of attention has dropout."""
+    return bool(node._saved_dropout_p)
+
+
+def saves_sums(node: Any, tensor: Tensor) -> bool:
+    """Whether a tensor is what a node of attention has saved as the logarithms of sums."""
+    names = "_saved_logsumexp", "_saved_log_sumexp"
+    found = [getattr(node, name) for name in names if name in dir(type(node))]
+    return any(saved.data_ptr() == tensor.data_ptr() for saved in found)
+
+
 class Again:
     """What a node of attention saved of its results; its backward makes them from its operands."""
 

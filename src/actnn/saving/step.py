@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from actnn import codec
 from actnn.saving import _native
-from actnn.saving.attention import REPEATED, Again
+from actnn.saving.attention import REPEATED, Again, drops, saves_sums
 from actnn.saving.bit_masks import positive_mask
 from actnn.saving.comparisons import COMPARED, COMPARING, is_compared, operands_of
 from actnn.saving.dense import is_dense, whole_of
@@ -317,14 +317,18 @@ class Step(_native.Step):
         counter = self.saving.counter
         return Compressed(codes.data, codes.params, decode, positive, *layout, held, counter)
 
-    def _look_back(self, result: Tensor) -> Again | None:
+    def _look_back(self, result: Tensor, is_new: bool) -> Again | None:
         """Hold what an operation has saved as its backward needs it; its result is saved last.
+
+        Args:
+            result: The result.
+            is_new: Whether nothing else has saved a part of its storage.
 
         Returns:
             How the result is held; None if as others.
         """
         if op_of(result) in REPEATED:
-            return self._repeat(result)
+            return self._repeat(result) if is_new else None
         if is_compared(result):
             self._keep_compared(result)
         return None
@@ -332,16 +336,15 @@ class Step(_native.Step):
     def _repeat(self, result: Tensor) -> Again | None:
         """Let attention run again in backward if its operands are rounded."""
         rounded = any(True for _ in operands_of(result, self._operands()))
-        sums = self._last_kept()
-        if not rounded or sums is None or sums.tensor.dtype != torch.float32:
-            return None
+        sums, node = self._last_kept(), result.grad_fn
+        if not rounded or sums is None or not saves_sums(node, sums.tensor):
+            return None  # as if attention ran where no hook sees it, and another node saves it
         again = Again()
         sums.replace(again.sums)
-        node: Any = result.grad_fn
         if not self.saving.adapts:  # else their bits are measured
             for packed, tensor, index in operands_of(result, self._operands(), first=2):
                 self._refine(packed, tensor, index)
-        return None if node._saved_dropout_p else again
+        return None if drops(node) else again
 
     def _refine(self, packed: Any, tensor: Tensor, index: int) -> None:
         """Give queries or keys their bits; when they were saved, nobody knew what they are."""

@@ -174,6 +174,47 @@ def test_a_checkpoint_around_attention_changes_nothing():
     assert all(map(torch.equal, found, exact))  # inputs of a model are not rounded
 
 
+def test_other_operations_save_the_result_itself():
+    """Those that read it directly, before and after others that save something exactly."""
+    leaves, gate = operands(4.0), torch.randn(2, 4, LENGTH, 32, requires_grad=True)
+    scale = torch.ones(2, 4, LENGTH)
+
+    def gated(x):
+        y = attend(x)
+        return (y * gate).square().sum() + ((gate.sum(-1) * scale) ** 2).sum() + y.sin().sum()
+
+    exact = torch.autograd.grad(gated(leaves), [*leaves, gate])
+    with Saving(bits=8, min_bytes=0) as saving:
+        loss = gated(leaves)
+    reasons = [record.reason for record in saving.records]
+    assert reasons.count("made again in backward") == 1
+    found = torch.autograd.grad(loss, [*leaves, gate])
+    for a, b in zip(exact, found, strict=True):
+        assert 0 < torch.linalg.vector_norm(a - b) < 0.1 * torch.linalg.vector_norm(a)
+
+
+def test_attention_that_no_hook_has_seen_is_none_that_runs_again():
+    leaves = operands(4.0)
+    q, k, v = (1 * x.transpose(1, 2) for x in leaves)
+    with Saving(bits=8, min_bytes=0) as saving:
+        other = q.sin().sum() + k.sin().sum() + v.sin().sum()
+        sums = (q.detach().sum(-1) * q.sum(-1)).sum()  # saves something exactly
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            y = scaled_dot_product_attention(q, k, v)
+        loss = other + sums + y.square().sum()
+    assert "made again in backward" not in {record.reason for record in saving.records}
+    exact = torch.autograd.grad(
+        sum(x.sin().sum() for x in (q, k, v))
+        + (q.detach().sum(-1) * q.sum(-1)).sum()
+        + scaled_dot_product_attention(q, k, v).square().sum(),
+        leaves,
+        retain_graph=True,
+    )
+    found = torch.autograd.grad(loss, leaves)
+    for a, b in zip(exact, found, strict=True):
+        assert torch.linalg.vector_norm(a - b) < 0.1 * torch.linalg.vector_norm(a)
+
+
 def test_attention_on_exact_operands_is_as_without_actnn():
     leaves = operands(4.0)
     saving = Saving(bits=4, min_bytes=1 << 30)

@@ -265,7 +265,7 @@ nb::object Step::pack(const nb::handle &tensor) {
     std::swap(instead, storage.normalized);
     const Op *const op = op_of(tensor);
     if (!seen && op && op->looks_back) {
-        nb::object again = self().attr("_look_back")(tensor);
+        nb::object again = self().attr("_look_back")(tensor, is_new);
         if (!again.is_none()) {
             record_instead(Claim{words().again, nb::borrow(tensor), keep_choice(), op->name,
                                  nb::none(), nb::none()},

@@ -36,7 +36,7 @@ from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
 from actnn.saving.scaled import Scale, Scaled
-from actnn.saving.settings import Settings
+from actnn.saving.settings import Bits, Settings
 
 _native.set_rules(KEEP, FORMS, COMPARING | REPEATED)
 _KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
@@ -239,7 +239,7 @@ class Step(_native.Step):
             or by_sample
         ):
             return _OTHER, choice, "", None, 0, False
-        bits = max(bits, least, NORM_BITS if norm else 1, _floor(self.saving))
+        bits = self._equal_bits(bits, least, norm)
         bounds = bounds_of(op_of(tensor), tensor.dtype)
         action = _ADAPT if adapts else _ENCODE
         return action, _CODES[bits], "", bounds, bits, op == RELU
@@ -248,13 +248,23 @@ class Step(_native.Step):
         self, tensor: Tensor, path: str, module: nn.Module | None, instead: bool
     ) -> tuple[int, Choice]:
         """Return the bits that a tensor gets by itself, and the choice."""
-        norm, adaptive, each = instead or is_norm(module), self.saving.adaptive, None
-        if adaptive is not None and is_dense(tensor):
-            each = adaptive.bits_of(path, tensor, len(self.records), norm=norm)
+        norm = instead or is_norm(module)
+        each = self._own_bits(tensor, path, norm)
         if each is not None and isinstance(each.bits, int):
             return each.bits, _CODES[each.bits]
-        bits = max(self.saving.bits, NORM_BITS if norm else 1, _floor(self.saving))
+        bits = self._equal_bits(self.saving.bits, 1, norm)
         return bits, _CODES[bits]
+
+    def _own_bits(self, tensor: Tensor, path: str, norm: bool) -> Bits | None:
+        """Return what the allocator gives a tensor; None if it has no bits of its own."""
+        adaptive = self.saving.adaptive
+        if adaptive is None or not is_dense(tensor):
+            return None
+        return adaptive.bits_of(path, tensor, len(self.records), norm=norm)
+
+    def _equal_bits(self, bits: int, least: int, norm: bool) -> int:
+        """Return the bits of a tensor that has none of its own."""
+        return max(bits, least, NORM_BITS if norm else 1, _floor(self.saving))
 
     def _least(self, part: Tensor, op: str, boundary: bool, bits: int) -> int:
         if not boundary:
@@ -290,11 +300,10 @@ class Step(_native.Step):
             if not codec.fits(tensor, saving.group, small=bounds == codec.UNBOUNDED):
                 return None, BEYOND, KEEP
             least = self._least(part, op, boundary, bits)
-            adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
-            norm, each = instead or is_norm(module), None
-            if adaptive is not None and is_dense(tensor):
-                each = adaptive.bits_of(path, tensor, len(self.records), norm=norm)
-            bits = max(bits, least, NORM_BITS if norm else 1, _floor(saving))
+            norm = instead or is_norm(module)
+            moves = bits == saving.bits and least == 1
+            each = self._own_bits(tensor, path, norm) if moves else None
+            bits = self._equal_bits(bits, least, norm)
             if each is None:
                 codes = self.encode(tensor, bits, bounds=bounds)
             else:

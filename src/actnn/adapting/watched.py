@@ -13,7 +13,7 @@ from actnn.allocation.threshold import MAX_BITS
 from actnn.saving.context import Saving
 from actnn.saving.settings import Bits
 
-FEW = 3  # bits at and below which the noise is worth a look
+FEW = 4  # bits at and below which the noise is worth a look
 
 
 class Watched:

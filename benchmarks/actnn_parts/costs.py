@@ -1,7 +1,7 @@
 """Errors of whole gradients at level L3, beside equal bits, for published models of small sizes.
 
-    python benchmarks/actnn_costs.py                     # all models
-    python benchmarks/actnn_costs.py llama efficientnet_b0 --steps 100
+    python benchmarks/actnn.py costs                     # all models
+    python benchmarks/actnn.py costs llama efficientnet_b0 --steps 100
 
 Needs timm and transformers; nothing is downloaded. For each model: the error of the gradient (norm
 of the difference from the exact one over its norm, root mean square over four batches) and held
@@ -267,7 +267,3 @@ def main() -> None:
                 loss = trained(name, way, options.steps, options.rate)
                 print(f"{name:30} {way:8} loss {loss:.4f}", flush=True)
         print(f"{name:30} {time.perf_counter() - start:.0f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,9 @@
 """Time that actnn's hooks cost in Python for each saved tensor, beside that of the codec.
 
-python benchmarks/actnn_hooks.py
+python benchmarks/actnn.py hooks
 """
 
+import argparse
 import platform
 import time
 
@@ -26,6 +27,7 @@ def best(run) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(LAYERS)))
     x = torch.randn(32, 16, requires_grad=True)
@@ -47,7 +49,3 @@ def main() -> None:
             codec.encode = encode
         what = "kept" if bits == 32 else f"compressed to {bits} bits"
         print(f"{what}: {each:.1f} us per saved tensor, {each / plain * LAYERS:.2f} of a layer")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Encoding and decoding of activations against a copy on the same device, measured in one run.
 
-    python benchmarks/actnn_codec.py [--device cuda] [--mib 1024] [--repeats 10] [--threads 1]
+    python benchmarks/actnn.py codec [--device cuda] [--mib 1024] [--repeats 10] [--threads 1]
 
 Bytes moved are those of the tensor and of its codes. `encode` and `decode` are GB of them per
 second, `of copy` the share of the rate at which torch copies a tensor of this size, bytes read and
@@ -150,7 +150,3 @@ def main() -> None:
     print(torch.cuda.get_device_name(device) if device.type == "cuda" else machine())
     print_rates(device, size, chosen.repeats)
     print_host_times(device)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """What training with compressed activations costs in accuracy: equal schedules, several seeds.
 
-    python benchmarks/actnn_accuracy.py --data ../shared/data
-    python benchmarks/actnn_accuracy.py --data ../shared/data --tasks text --steps 300
-    python benchmarks/actnn_accuracy.py --data ../shared/data --seeds 1 --epochs 1 --images 64 \
+    python benchmarks/actnn.py accuracy --data ../shared/data
+    python benchmarks/actnn.py accuracy --data ../shared/data --tasks text --steps 300
+    python benchmarks/actnn.py accuracy --data ../shared/data --seeds 1 --epochs 1 --images 64 \
         --batch 32 --steps 2
 
 cifar: a network like ResNet-18 on 20 000 images of CIFAR-10, tested on 5 000 others
@@ -20,7 +20,6 @@ import io
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -30,8 +29,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-sys.path.append(sys.path.pop(0))  # actnn.py in this folder does not hide the package
 
 import actnn
 
@@ -260,7 +257,3 @@ def main() -> None:
             )
             if options.json:
                 Path(options.json).write_text(json.dumps({"device": name, "results": results}))
-
-
-if __name__ == "__main__":
-    main()

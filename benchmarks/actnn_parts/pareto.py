@@ -1,7 +1,7 @@
-"""The picture of peak memory against speed, from rows that benchmarks/actnn.py wrote.
+"""The picture of peak memory against speed, from rows that benchmarks/actnn.py speed wrote.
 
-    python benchmarks/actnn.py --json actnn.json
-    python benchmarks/actnn_pareto.py actnn.json [--out docs/images/actnn_pareto.svg]
+    python benchmarks/actnn.py speed --json actnn.json
+    python benchmarks/actnn.py pareto actnn.json [--out docs/images/actnn_pareto.svg]
 
 Up and to the left is better. A line joins the points of `fit`.
 """
@@ -128,7 +128,7 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rows", nargs="+", type=Path, help="files of benchmarks/actnn.py --json")
+    parser.add_argument("rows", nargs="+", type=Path, help="files of speed --json")
     parser.add_argument("--out", type=Path, default=Path("docs/images/actnn_pareto.svg"))
     options = parser.parse_args()
     files = [json.loads(path.read_text(encoding="utf-8")) for path in options.rows]
@@ -147,7 +147,3 @@ def main() -> None:
     for name, axes in zip(models, all_axes.flat, strict=False):
         draw(axes, [row for row in rows if row["model"] == name])
     figure.savefig(options.out)
-
-
-if __name__ == "__main__":
-    main()

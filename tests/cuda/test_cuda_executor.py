@@ -8,7 +8,7 @@ import torch
 from backward_cases import moved
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of

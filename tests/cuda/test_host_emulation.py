@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.plan import _between
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import events

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Kept
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.plan import structure

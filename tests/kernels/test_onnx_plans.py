@@ -7,7 +7,7 @@ from random_stacks import random_stack
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from quant_gru import QuantGRUError, export_onnx
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
 from quant_gru.integer.weighted_sum import WeightedSum

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from actnn._errors import ActNNError
+from actnn.errors import ActNNError
 from actnn.saving.held import Layout
 
 _aten = torch.ops.aten

@@ -64,7 +64,7 @@ def run(
     machine: Machine | None = None,
     held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run one layer and direction, with the results of `quant_gru.integer.reference.run`.
+    """Run one layer and direction, with the results of `quant_gru.integer.cell.run`.
 
     Args:
         plan: The plan, on x's device.

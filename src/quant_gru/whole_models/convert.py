@@ -140,15 +140,15 @@ def _names(model: torch.nn.Module) -> Names:
 
 
 def _require_grus(model: torch.nn.Module) -> None:
-    shown = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
-    is_onnx = str(shown).endswith((".onnx", "ModelProto"))
-    is_keras = str(shown).endswith((".keras", ".h5"))
-    if is_onnx or is_keras:
-        raise QuantGRUError(
-            f"Expected a torch.nn.Module, got {shown!r}"
-            + "; quantize_onnx(model, feeds) takes ONNX files" * is_onnx
-            + "; quantize_keras(model, batches) takes Keras models" * is_keras
-        )
+    if not isinstance(model, torch.nn.Module):
+        shown = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
+        instead = ""
+        if str(shown).endswith((".onnx", "ModelProto")):
+            instead = "quantize_onnx(model, feeds) takes ONNX files"
+        elif _is_keras(model) or str(shown).endswith((".keras", ".h5")):
+            instead = "quantize_keras(model, batches) takes Keras models"
+        if instead:
+            raise QuantGRUError(f"Expected a torch.nn.Module, got {shown!r}; {instead}")
     names = _names(model)
     if any(isinstance(module, _GRUS) for module in names):
         return

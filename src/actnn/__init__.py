@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from actnn.actnn_interface.qmodule import QModule
     from actnn.actnn_interface.schemes import QBNScheme, QScheme
     from actnn.allocation.greedy import calc_precision
+    from actnn.layers.chunks import in_chunks
     from actnn.layers.compress import compress, compressed, uncompress
     from actnn.planning.estimate import Estimate, estimate
     from actnn.planning.fit import fit
@@ -48,6 +49,7 @@ __all__ = [
     "estimate",
     "fit",
     "get_memory_usage",
+    "in_chunks",
     "ops",
     "report",
     "set_optimization_level",
@@ -75,6 +77,7 @@ _HOMES = {
     "estimate": "planning.estimate",
     "fit": "planning.fit",
     "get_memory_usage": "actnn_interface.memory",
+    "in_chunks": "layers.chunks",
     "report": "planning.report",
     "set_optimization_level": "actnn_interface.levels",
     "uncompress": "layers.compress",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quant_gru.analysis.operator_gain import operator_gain
     from quant_gru.analysis.operator_sqnr import operator_sqnr
     from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
+    from quant_gru.model_files.quantize_keras import quantize_keras
     from quant_gru.model_files.quantize_onnx import quantize_onnx
     from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
     from quant_gru.modules.custom_gru import CustomGRU
@@ -60,6 +61,7 @@ __all__ = [
     "onnx_translations",
     "operator_gain",
     "operator_sqnr",
+    "quantize_keras",
     "quantize_onnx",
 ]
 
@@ -89,6 +91,7 @@ _HOMES = {
     "onnx_translations": "whole_models.onnx",
     "operator_gain": "analysis.operator_gain",
     "operator_sqnr": "analysis.operator_sqnr",
+    "quantize_keras": "model_files.quantize_keras",
     "quantize_onnx": "model_files.quantize_onnx",
 }
 

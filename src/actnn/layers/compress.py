@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from actnn.adapting.measured import Measured
 from actnn.adapting.watched import FEW, Watched
 from actnn.errors import ActNNError, ActNNWarning
+from actnn.layers.chunks import as_wholes
 from actnn.layers.levels import Level, level_of
 from actnn.layers.registry import mixin_for
 from actnn.layers.root import Root, add_root, roots_around, roots_inside
@@ -83,12 +84,13 @@ def compress(
     )
     saving.own_masks = dropout == "seed"
     warn_of_others(model)
-    undo(model)
-    _check_model(model)
-    for module in model.modules():
-        mixin = mixin_for(module) if chosen.compress else None
-        if mixin is not None:
-            swap(module, mixin)
+    with as_wholes(model):
+        undo(model)
+        _check_model(model)
+        for module in model.modules():
+            mixin = mixin_for(module) if chosen.compress else None
+            if mixin is not None:
+                swap(module, mixin)
     swap(model, Root)
     model.actnn = saving  # type: ignore[assignment]
     saving.bind(model)
@@ -182,7 +184,8 @@ def uncompress(model: Model) -> Model:
                 stacklevel=2,
             )
         return model
-    undo(model)
+    with as_wholes(model):
+        undo(model)
     return model
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import nn
 
 from actnn.errors import ActNNWarning
+from actnn.layers.chunks import InChunks
 from actnn.layers.registry import MIXINS, mixin_for
 from actnn.layers.root import Root, roots_around, roots_inside
 from actnn.saving.context import Saving
@@ -51,7 +52,7 @@ def _mixins(module: Any) -> set[type]:
 
 def _is_planned(module: nn.Module) -> bool:
     """Whether a plan of `fit` runs a module in another way, not through a Saving."""
-    return bool(_mixins(module) - _LAYERS - _CHOSEN)
+    return bool(_mixins(module) - _LAYERS - _CHOSEN - {InChunks})
 
 
 def _warn_of_plans(

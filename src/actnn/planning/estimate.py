@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from actnn.codec import bytes_of
 from actnn.errors import ActNNError
+from actnn.layers.chunks import InChunks
 from actnn.planning.sizes import format_bytes
 from actnn.planning.training_step import Loss, TrainingStep, leaves_of, mapped
 from actnn.planning.units import Unit, find_units
@@ -35,6 +36,7 @@ from actnn.saving.exclusions import (
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.records import checked_bits
+from actnn.saving.swapping import is_swapped
 
 # Recurrent networks of oneDNN, cuDNN and MIOpen.
 _WITH_WORKSPACE = {"MkldnnRnnLayerBackward0", "CudnnRnnBackward0", "MiopenRnnBackward0"}
@@ -145,9 +147,11 @@ class _Collector:
         key = (address, whole.storage_offset(), layout, tensor.dtype, tensor._version)
         if key not in self._saved:
             self._saved[key] = tensor
-            norm = is_norm(self._paths.current()[2])
+            module = self._paths.current()[2]
+            in_chunks = module is not None and is_swapped(module, InChunks)
+            norm, kept = is_norm(module), reason is not None or in_chunks
             for bits in self._bits:
-                held = exact if reason is not None else _held(tensor, whole, bits, exact, norm)
+                held = exact if kept else _held(tensor, whole, bits, exact, norm)
                 self._compressed[self._now][bits] += held
         return tensor
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from actnn import codec
 from actnn.errors import ActNNError
 from actnn.saving.bit_masks import restore_positive
+from actnn.saving.dense import is_dense
 from actnn.saving.held import Kept, Layout, counter_of, refuse_changed, refuse_second_derivative
 
 PREFETCH = 2  # tensors that are fetched before backward asks for them
@@ -25,6 +26,25 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 def can_leave(tensor: Tensor) -> bool:
     """Whether a tensor is on a device with a memory of its own."""
     return tensor.is_cuda
+
+
+def part_sizes(nbytes: int) -> list[int]:
+    """Return the sizes of the pinned blocks for so many bytes.
+
+    PyTorch's allocator takes powers of 2 of pinned memory: for one block up to twice the bytes,
+    for these at most a sixteenth more.
+    """
+    sizes, left = [], nbytes
+    while left:
+        above = 1 << (left - 1).bit_length()
+        sizes.append(left if 16 * (above - left) <= nbytes else above // 2)
+        left -= sizes[-1]
+    return sizes
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a dense tensor in the order of its memory: uint8 (bytes,), a view."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 class Queue:
@@ -65,6 +85,7 @@ class Offloaded:
         "_device",
         "_exact",
         "_host",
+        "_layout",
         "_position",
         "_positive",
         "_queue",
@@ -83,6 +104,9 @@ class Offloaded:
         self._exact: Kept | None = None
         self._version = tensor._version
         self._counter = counter_of(tensor)
+        if not is_dense(tensor):
+            tensor = tensor.clone()
+        self._layout = tensor.shape, tensor.stride(), tensor.dtype
         self._back: tuple[Tensor, torch.cuda.Event] | None = None
         self._host = self._leave(tensor)
         self._position = queue.append(self)
@@ -98,19 +122,22 @@ class Offloaded:
     @property
     def host_bytes(self) -> int:
         """Bytes in host memory."""
-        return self._host.nbytes
+        return sum(part.nbytes for part in self._host)
 
-    def _leave(self, tensor: Tensor) -> Tensor:
+    def _leave(self, tensor: Tensor) -> list[Tensor]:
+        """Start the copy of a dense tensor to the host, and return its parts there."""
         if torch.cuda.is_current_stream_capturing():
             raise ActNNError(
                 "Expected no tensor to move to host memory in a CUDA graph, got a step that is "
                 "captured; choose 'compress' for it"
             )
         stream = _copy_stream(self._device)
-        host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        sizes = part_sizes(tensor.nbytes)
+        host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            host.copy_(tensor, non_blocking=True)
+            for part, source in zip(host, _bytes_of(tensor).split(sizes), strict=True):
+                part.copy_(source, non_blocking=True)
         tensor.record_stream(stream)
         return host
 
@@ -126,8 +153,12 @@ class Offloaded:
 
     def _copy(self) -> tuple[Tensor, torch.cuda.Event]:
         stream = _copy_stream(self._device)
+        shape, strides, dtype = self._layout
         with torch.cuda.stream(stream):
-            tensor = self._host.to(self._device, non_blocking=True)
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
+            sizes = [part.nbytes for part in self._host]
+            for part, target in zip(self._host, _bytes_of(tensor).split(sizes), strict=True):
+                target.copy_(part, non_blocking=True)
         return tensor, stream.record_event()
 
     def unpack(self, view: Layout | None = None) -> Tensor:

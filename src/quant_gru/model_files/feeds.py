@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -50,11 +51,11 @@ class _Checked:
             yield _checked(feed, self._proto)
 
 
-def split(feeds: Iterable[Feed], held: list[Feed]) -> Iterator[Feed]:
+def split(feeds: Iterable[Any], held: list[Any]) -> Iterator[Any]:
     """Yield the feeds to calibrate with; put every fifth one, at most 16, into `held` instead."""
     for index, feed in enumerate(feeds):
         if index % _HELD_OUT == _HELD_OUT - 1 and len(held) < _MOST_HELD_OUT:
-            held.append({name: np.array(value) for name, value in feed.items()})
+            held.append(copy.deepcopy(feed))  # its arrays may be used again
         else:
             yield feed
 

@@ -90,7 +90,7 @@ class QuantizedOnnx:
         """
         found = {}
         for name, gru in self.freeze().items():
-            word = _identifier(name)
+            word = identifier(name)
             found[name] = gru.export_c(os.path.join(directory, word), word, steps=steps)
         return found
 
@@ -466,7 +466,8 @@ def _text_of(gru: QuantGRU) -> str:
     return f"GRU({gru.input_size}, {gru.hidden_size}{direction})"
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
+    """Return a name for folders and C from the name of a node or layer."""
     word = "".join(c if c.isascii() and c.isalnum() else "_" for c in name.lower()).strip("_")
     return word if word[:1].isalpha() else f"gru_{word}".rstrip("_")
 

@@ -146,6 +146,8 @@ def _require_grus(model: torch.nn.Module) -> None:
         raise QuantGRUError(
             f"Expected a torch.nn.Module, got {shown!r}"
             + "; quantize_onnx(model, feeds) takes ONNX files" * is_onnx
+            + "; quantize_keras(model, batches) takes Keras models"
+            * (_is_keras(model) or str(shown).endswith((".keras", ".h5")))
         )
     names = _names(model)
     if any(isinstance(module, _GRUS) for module in names):
@@ -153,8 +155,15 @@ def _require_grus(model: torch.nn.Module) -> None:
     others = ", ".join(f"{each[0]!r} ({type(m).__name__})" for m, each in names.items() if each[0])
     raise QuantGRUError(
         "Expected a model with at least one torch.nn.GRU or GRUCell, got none in "
-        f"{type(model).__name__}" + (f"; {others} cannot be converted" if others else "")
+        f"{type(model).__name__}"
+        + (f"; {others} cannot be converted" if others else "")
+        + "; quantize_keras(model, batches) takes Keras models" * _is_keras(model)
     )
+
+
+def _is_keras(model: object) -> bool:
+    """Return whether this is a Keras model, which is a torch.nn.Module on one backend alone."""
+    return any(each.__module__.partition(".")[0] == "keras" for each in type(model).__mro__)
 
 
 def _warn_of_others(model: torch.nn.Module, names: Names, selection: Selection) -> None:

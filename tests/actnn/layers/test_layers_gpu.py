@@ -268,6 +268,16 @@ def test_inductor_holds_codes():
         assert (a - b).norm() <= 0.3 * a.norm() + 1e-3
 
 
+def test_tensors_of_any_layout_come_back_from_host_memory():
+    x = torch.randn(1003, 517, device="cuda", requires_grad=True)
+    for view in (lambda y: y, lambda y: y.t(), lambda y: y[:, ::3], lambda y: y[:1].expand(9, -1)):
+        (exact,) = torch.autograd.grad((view(x * 1) ** 2).sum(), x)
+        with Saving(bits=32, swap=True, min_bytes=0) as saving:
+            loss = (view(x * 1) ** 2).sum()
+        assert "in host memory" in {record.reason for record in saving.records}
+        assert torch.equal(torch.autograd.grad(loss, x)[0], exact)
+
+
 def test_changes_of_tensors_in_host_memory_are_errors():
     x = torch.randn(64, 64, device="cuda", requires_grad=True)
     with Saving(bits=32, swap=True, min_bytes=0):

@@ -14,6 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 import actnn
 from actnn.layers.batch_norms import BatchNorm
+from actnn.layers.chunks import InChunks
 from actnn.layers.normalization import Recognized
 from actnn.layers.registry import MIXINS
 from actnn.layers.root import Root
@@ -21,7 +22,7 @@ from actnn.planning.blocks import Announced, Checkpointed, CompiledBlock, Unhook
 from actnn.saving.recompute import Recomputed, Untouched
 from actnn.saving.swapping import Swapped, swap, swap_back
 
-MODELS = (Root, Recomputed, Untouched, CompiledBlock, Unhooked, Checkpointed, Announced)
+MODELS = (Root, InChunks, Recomputed, Untouched, CompiledBlock, Unhooked, Checkpointed, Announced)
 
 
 class Net(nn.Module):

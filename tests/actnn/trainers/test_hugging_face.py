@@ -175,3 +175,40 @@ def test_estimates_of_operators_whose_fake_version_is_wrong(caplog):
     held = model.actnn.held_bytes
     del loss
     assert estimate.total.exact == pytest.approx(held, rel=0.01)
+
+
+def test_checkpoints_with_chunks_have_the_gradients_of_a_plain_model():
+    """The norms and multilayer perceptrons of blocks with LoRA, and codes of the blocks' inputs."""
+    x = ids(2, 50)
+    plain, ours = with_lora(llama(use_cache=False)), with_lora(llama(use_cache=False))
+    for model in (plain, ours):
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(weight, generator=torch.Generator().manual_seed(2))
+    ours.gradient_checkpointing_enable({"use_reentrant": False})
+    for block in ours.base_model.model.model.layers:
+        for part in (block.input_layernorm, block.post_attention_layernorm, block.mlp):
+            actnn.in_chunks(part, 16)
+    plain(input_ids=x, labels=x).loss.backward()
+    exact = [each.grad for each in plain.parameters() if each.requires_grad]
+    errors = {}
+    for bits in (32, 8):
+        inputs = actnn.Choice("compress", bits)
+        saving = actnn.compressed(
+            policy=lambda info, inputs=inputs: (
+                inputs if info.op == "checkpoint" else actnn.Choice("keep")
+            ),
+            min_bytes=0,
+            model=ours,
+        )
+        ours.zero_grad()
+        with saving:
+            loss = ours(input_ids=x, labels=x).loss
+        loss.backward()
+        found = [each.grad for each in ours.parameters() if each.requires_grad]
+        off = sum((a - b).square().sum() for a, b in zip(exact, found, strict=True))
+        errors[bits] = float((off / sum(each.square().sum() for each in exact)).sqrt())
+        reasons = [record.reason for record in saving.records if record.op == "checkpoint"]
+        assert reasons == ["kept" if bits == 32 else "compressed"]  # the first input is a leaf
+    assert errors[32] < 1e-5
+    assert 1e-4 < errors[8] < 0.05

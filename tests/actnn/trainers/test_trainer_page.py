@@ -15,9 +15,10 @@ PACKAGES = ["transformers", "peft", "lightning", "accelerate"]
 def test_blocks_of_the_page_run():
     for name in PACKAGES:
         package(name)
-    section = PAGE.read_text(encoding="utf-8").split("\n## Trainers\n")[1].split("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8").split("\n## Trainers\n")[1]
+    section = section.split("\n## Bits that adapt\n")[0]  # Long sequences, too
     blocks = re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
-    assert len(blocks) == len(PACKAGES)
+    assert len(blocks) == len(PACKAGES) + 1
     namespace = {"__name__": "page"}
     states = package("accelerate").state.AcceleratorState
     for block in blocks:
@@ -27,6 +28,8 @@ def test_blocks_of_the_page_run():
     assert namespace["base"].actnn.records
     assert namespace["task"].net.actnn.records
     assert namespace["net"].actnn.records
+    held = [r for r in namespace["saving"].records if r.op == "checkpoint"]
+    assert [(r.reason, r.choice.bits) for r in held] == [("compressed", 8)] * 2
 
 
 def test_a_package_that_is_missing_is_named():

@@ -23,6 +23,8 @@ _RESET_BEFORE = (
     "recurrent weights, and torch.nn.GRU multiplies after it"
 )
 
+_RULES = {"activation": "tanh", "recurrent_activation": "sigmoid", "reset_after": True}
+
 
 def read(weights: Any, layer: str | Sequence[str] | None) -> FloatGRU:
     """Return the GRU of Keras' weights, whose inputs have the batch first.
@@ -101,26 +103,28 @@ def _check_config(config: Mapping[str, Any], bidirectional: bool, where: str) ->
     if bidirectional:
         both = (config.get("layer"), config.get("backward_layer"))
         inner = [each["config"] for each in both if isinstance(each, dict) and "config" in each]
-    rules = {
-        "activation": "tanh",
-        "recurrent_activation": "sigmoid",
-        "reset_after": True,
-        "go_backwards": False,
-    }
     for index, settings in enumerate(inner):
-        for name, expected in rules.items():
-            if name == "go_backwards":
-                expected = index == 1
-            got = settings.get(name, expected)
-            if got != expected:
-                reason = f": {_RESET_BEFORE}" if name == "reset_after" else ""
-                raise QuantGRUError(
-                    f"Expected {name} to be {expected!r}, got {got!r} ({where}){reason}"
-                )
+        check_settings(settings, where)
+        got = settings.get("go_backwards", index == 1)
+        if got != (index == 1):
+            raise QuantGRUError(
+                f"Expected go_backwards to be {index == 1!r}, got {got!r} ({where})"
+            )
     if bidirectional and config.get("merge_mode", "concat") != "concat":
         raise QuantGRUError(
             f"Expected merge_mode to be 'concat', got {config['merge_mode']!r} ({where})"
         )
+
+
+def check_settings(settings: Mapping[str, Any], where: str) -> None:
+    """Raise unless the configuration of a GRU layer or cell is that of torch.nn.GRU's equations."""
+    for name, expected in _RULES.items():
+        got = settings.get(name, expected)
+        if got != expected:
+            reason = f": {_RESET_BEFORE}" if name == "reset_after" else ""
+            raise QuantGRUError(
+                f"Expected {name} to be {expected!r}, got {got!r} ({where}){reason}"
+            )
 
 
 def _layer(weights: Any, where: str) -> FloatGRU:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,17 @@ from cuda_library import nvrtc as nvrtc_of_package
 from make_golden import frozen_gru, saved
 
 from kernel_runtime.cuda import compiler, disk_cache
-from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels.cuda import structs
 from quant_gru.kernels.cuda.forward import launch_plan
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
+from quant_gru.kernels.cuda.recurrence import planner
+
+sys.path.append(str(Path(__file__).parents[1] / "cuda"))
+
+from launch_digests import Recorder, values_of
 
 pytestmark = NEEDS_TOOLS
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
@@ -201,46 +206,9 @@ def launches(access: CudaAccess, file: bytes, T: int, N: int) -> list[Line]:
     return found
 
 
-@dataclass
-class Recorder:
-    """A machine that records the launches that Python prepares."""
-
-    arch: str = "sm_90a"
-    launches: list[tuple[Kernel, Grid, Any]] = field(default_factory=list)
-
-    def clusters(self) -> dict[int, int]:
-        return {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
-
-    def expect(self, kernel: Kernel) -> None:
-        pass
-
-    def prepare(self, kernel: Kernel, grid: Grid, arguments: Any) -> Any:
-        self.launches.append((kernel, grid, arguments))
-
-    def multiply(self, product: Any) -> None:
-        return None
-
-    def join(self, launches: Any) -> None:
-        return None
-
-
-def values_of(record: Any) -> list[Any]:
-    """All numbers of a ctypes structure but addresses, nested ones included, in order."""
-    if isinstance(record, ctypes.Array):
-        return [value for each in record for value in values_of(each)]
-    if not isinstance(record, ctypes.Structure):
-        return [record]
-    found = []
-    for name, kind in record._fields_:
-        is_address = kind is ctypes.c_void_p or getattr(kind, "_type_", None) is ctypes.c_void_p
-        if not is_address:
-            found += values_of(getattr(record, name))
-    return found
-
-
 def compare_launches(planned: CudaAccess, gru: FrozenQuantGRU, T: int, N: int) -> list[Line]:
     """Compare the launches of a call with those of Python, and return them."""
-    machine = Recorder()
+    machine = Recorder("sm_90a", {1: 132, 2: 66, 4: 30, 8: 15, 16: 7})
     real = torch.zeros(1, 1, 1)
     form = CallForm.of(real, real, torch.float32, None)
     schedule = Stack(gru._plan(), machine).schedule(T, N, form)
@@ -396,6 +364,17 @@ def test_runs_do_not_allocate(on_host: CudaLibrary, build: Path) -> None:
     assert driver.fake_allocations() == prepared
     del call
     assert driver.fake_allocations() == before
+
+
+def test_the_shape_of_the_recurrence_can_be_named(
+    on_host: CudaLibrary, fake: pytest.MonkeyPatch
+) -> None:
+    file = saved(frozen_gru(7, 20))
+    fake.setenv(planner.VARIABLE, "1,1,1,4")
+    assert " NB=4 " in str(on_host.prepare(file, 3, 9))
+    fake.setenv(planner.VARIABLE, "1,1,1,3")
+    with pytest.raises(RuntimeError, match=r"Expected QUANT_GRU_CUDA_SHAPE to have .*'1,1,1,3'"):
+        on_host.prepare(file, 3, 9)
 
 
 def test_arguments_are_checked(on_host: CudaLibrary) -> None:

@@ -184,12 +184,14 @@ void bind_forms(nb::module_ &m) {
         .def_prop_ro("products", [](const Form &form) { return dict_of(form.products()); })
         .def(nb::self == nb::self);
     nb::class_<GateNumbers>(m, "GateNumbers")
-        .def(
-            "__init__",
-            [](GateNumbers *self, const nb::dict &numbers) {
-                new (self) GateNumbers(gate_part(numbers));
-            },
-            nb::keep_alive<1, 2>())
+        .def("__init__",
+             [](GateNumbers *self, const nb::dict &numbers) {
+                 new (self) GateNumbers(gate_part(numbers));
+                 auto &[z, r, g] = self->numbers.tables;
+                 // the arrays belong to the dict, and are not needed any more
+                 for (TableNumbers *each : {&z, &r, &g})
+                     each->bounds = each->coefficients = nullptr;
+             })
         .def("tables",
              [](const GateNumbers &gates) {
                  nb::list found;

@@ -76,8 +76,8 @@ nb::object Step::encode(const nb::handle &tensor, const Description &d, bool den
         positive = self().attr("_positive")(tensor);
         held += nb::cast<int64_t>(positive.attr("nbytes"));
     }
-    Encoded encoded{codes[0],       codes[1],       coder->decode, positive,
-                    coder->shape,   coder->strides, coder->dtype,  held};
+    Encoded encoded{codes[0],     codes[1],       coder->decode, positive,
+                    coder->shape, coder->strides, coder->dtype,  held};
     return nb::cast(new Compressed(std::move(encoded), counter_), nb::rv_policy::take_ownership);
 }
 

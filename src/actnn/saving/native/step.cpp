@@ -16,8 +16,8 @@ struct Words {
     nb::object empty = nb::str(""), subclass = nb::str("tensor subclass"), small = nb::str("small"),
                attribute = nb::str("attribute of its module"), kept = nb::str("kept"),
                compressed = nb::str("compressed"), compared = nb::str("compared in backward"),
-               again = nb::str("made again in backward"),
-               parameter = nb::str("parameter"), buffer = nb::str("buffer"), leaf = nb::str("leaf"),
+               again = nb::str("made again in backward"), parameter = nb::str("parameter"),
+               buffer = nb::str("buffer"), leaf = nb::str("leaf"),
                of_parameter = nb::str("view of a parameter"), of_leaf = nb::str("view of a leaf"),
                not_floating = nb::str("not floating point"),
                without_gradient = nb::str("without gradient"), children = nb::str("_modules"),
@@ -240,8 +240,7 @@ nb::object Step::pack(const nb::handle &tensor) {
             record(tensor, unrecorded, 0, nb::str("shared with ") + nb::str(nb::int_(shared)), {},
                    where.path);
             nb::object held = operand;
-            if (!scale.is_none())
-                held = self().attr("_scaled")(operand, scale);
+            if (!scale.is_none()) held = self().attr("_scaled")(operand, scale);
             if (adaptive_) self().attr("_share")(shared, where.path);
             const nb::object packed = dense ? view_of(held, tensor, whole) : held;
             remember(tensor, packed, records_.size() - 1);

@@ -172,7 +172,7 @@ class Step {
     nanobind::object opaque_;
     std::unordered_map<uintptr_t, Storage> storages_;
     std::deque<Operand> operands_;
-    nanobind::object last_kept_;  // a weak reference
+    nanobind::object last_kept_;                            // a weak reference
     std::unordered_map<int64_t, nanobind::object> states_;  // device -> state of the noise
     int64_t count_ = 0;
 };

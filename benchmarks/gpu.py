@@ -29,12 +29,12 @@ from cpu import CONFIGS
 
 from kernel_runtime.cuda import compiler, driver
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
+from quant_gru.kernels._native import Form
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of
-from quant_gru.kernels.cuda.plan.structure import Form
-from quant_gru.kernels.cuda.projection import overlap
+from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import planner
 
 SHAPES = [
@@ -82,11 +82,11 @@ def recurrence_alone(gru: QuantGRU, x: torch.Tensor) -> Engine | None:
 
     gru = copy.deepcopy(gru)
     # it does not wait for a projection that goes on
-    overlap.ALLOWED = False
+    POLICY.overlaps = False
     try:
         graph = graph_of(lambda: gru(x), keep=True)
     finally:
-        overlap.ALLOWED = True
+        POLICY.overlaps = True
     graph.instantiate()
     graph.replay()
     whole = checked(cu.cuGraphClone(cu.CUgraph(init_value=graph.raw_cuda_graph())))
@@ -238,7 +238,7 @@ class LastRecurrence:
 
     def __init__(self, machine: driver.Device) -> None:
         self.machine = machine
-        self.clusters = machine.clusters
+        self.arch, self.clusters = machine.arch, machine.clusters
         self.again: Engine = lambda: None
 
     def launch(self, *arguments: object) -> None:

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from calibration import machine
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Tape, straight_through
 
 CPU_SHAPES = [

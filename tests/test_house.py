@@ -144,21 +144,17 @@ OUTSIDE = {
 
 # Lines of src and cpp. A change that removes lowers the figure; a new capability raises it, and
 # its commit says by how much.
-MOST_LINES = 100_000
+MOST_LINES = 92_500
 
 # How many files and folders inside a folder stand above each other.
 MOST_FLOORS = 7
 HIGHER = {
     "src/actnn/saving": 9,
-    "src/quant_gru/config": 8,
-    "src/quant_gru/integer": 10,
-    "src/quant_gru/interchange/onnx": 11,
-    "src/quant_gru/modules": 12,
+    "src/quant_gru/integer": 8,
 }
 
 # Classes of ours between a module and PyTorch's.
 MOST_BASES = 2
-TALLER = {"QuantGRU": 7, "CustomGRU": 8, "QuantGRUCell": 8}
 
 
 # Folders that native sources name files from.
@@ -312,8 +308,7 @@ def test_modules_are_not_towers():
     for module in ours:
         assert issubclass(module, torch.nn.Module)
         bases = [base for base in inspect.getmro(module)[1:] if base.__module__.startswith(OURS)]
-        most = TALLER.get(module.__name__, MOST_BASES)
-        assert len(bases) <= most, f"{module.__name__} derives from {bases}"
+        assert len(bases) <= MOST_BASES, f"{module.__name__} derives from {bases}"
 
 
 def test_the_runtime_knows_nothing_of_the_packages():

@@ -18,16 +18,14 @@ function(quant_gru_embed prefix root)
   set(texts ${texts} PARENT_SCOPE)
 endfunction()
 quant_gru_embed("" ${folder}/quant_gru/kernels/cuda *.cuh boundary/quantize_input.cu
-                boundary/requantize_layers.cu projection/codes_tiled.cu projection/int_mm.cu
-                projection/codes_weight_stationary.cu projection/reals_few_rows.cu projection/reals_tiled.cu
-                projection/reals_wgmma.cu recurrence/persistent.cu recurrence/per_step.cu
-                recurrence/wide_integers.cu)
+                boundary/requantize_layers.cu boundary/rows.cu boundary/wide_border.cu projection/byte_product.cu
+                projection/codes_tiled.cu projection/codes_weight_stationary.cu projection/int_mm.cu
+                projection/reals_few_rows.cu projection/reals_tiled.cu projection/reals_wgmma.cu
+                recurrence/persistent.cu recurrence/per_step.cu recurrence/wide_integers.cu)
 quant_gru_embed("" ${folder}/quant_gru/kernels c99/*.h)
 quant_gru_embed("kernel_runtime/cuda/" ${folder}/kernel_runtime/cuda *.cuh)
 quant_gru_embed("" ${folder}/kernel_runtime/cuda *.cu)
 quant_gru_embed("kernel_runtime/c99/" ${folder}/kernel_runtime/c99 *.h)
-# Kernels of the C++ library; a part of it adds its own folder here.
-quant_gru_embed("" ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/kernels *.cu)
 # Headers are parts of all keys in the cache. Those of the passes become a part of their sources instead.
 function(quant_gru_join name)
   set(joined "")
@@ -52,9 +50,8 @@ add_custom_command(
   COMMAND ${CMAKE_COMMAND} -DOUTPUT=${embedded} -DLIST=${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt
           -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_sources.cmake
   DEPENDS ${texts} ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt cmake/embed_sources.cmake)
-set(gpu call cell cell_form compiler cubin_cache device driver fast_layers gate_tables general_layers model planner
-        projections real_projections saturating sha256 shared_library stationary steps)
-list(TRANSFORM gpu PREPEND src/cuda/)
-list(TRANSFORM gpu APPEND .cpp)
-add_library(quant_gru_cuda OBJECT ${embedded} ${gpu})
-list(APPEND parts quant_gru_cuda)
+include(${folder}/quant_gru/kernels/cuda/host/host.cmake)
+add_quant_gru_plans(quant_gru_gpu_plans)
+add_quant_gru_host(quant_gru_cuda ${embedded})
+target_sources(quant_gru_cuda PRIVATE src/gpu_embedder.cpp src/model_on_gpu.cpp)
+list(APPEND parts quant_gru_gpu_plans quant_gru_cuda)

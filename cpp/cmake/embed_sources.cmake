@@ -15,7 +15,7 @@ foreach(line IN LISTS lines)
   math(EXPR count "${count} + 1")
 endforeach()
 file(WRITE ${OUTPUT}.draft
-     "#include \"cuda/sources.hpp\"\n\nnamespace quant_gru::cuda {\nnamespace {\n\n${texts}\n}  // namespace\n\n"
+     "#include \"kernel_runtime/native/sources.hpp\"\n\nnamespace kernel_runtime::cuda {\nnamespace {\n\n${texts}\n}  // namespace\n\n"
      "const Source kSources[] = {\n${entries}};\nconst size_t kSourceCount = ${count};\n\n"
-     "}  // namespace quant_gru::cuda\n")
+     "}  // namespace kernel_runtime::cuda\n")
 file(RENAME ${OUTPUT}.draft ${OUTPUT})

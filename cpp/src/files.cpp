@@ -1,16 +1,9 @@
 #include "files.hpp"
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <memory>
-#include <random>
 
-#if !defined(_WIN32)
-#include <fcntl.h>
-#include <unistd.h>
-#endif
-
+#include "kernel_runtime/native/whole_files.hpp"
 #include "quant_gru/model.hpp"
 
 namespace quant_gru {
@@ -33,17 +26,6 @@ size_t character_size(std::string_view text) {
     return wrong ? 0 : size;
 }
 
-// Opens a file that does not exist yet; null on failure.
-std::FILE *open_new(const std::string &path, unsigned mode) {
-#if defined(_WIN32)
-    (void)mode;
-    return std::fopen(path.c_str(), "wbx");
-#else
-    const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, static_cast<mode_t>(mode));
-    return file < 0 ? nullptr : fdopen(file, "wb");
-#endif
-}
-
 }  // namespace
 
 std::string_view checked_utf8(std::string_view text) {
@@ -57,31 +39,16 @@ std::string_view checked_utf8(std::string_view text) {
 
 std::string read_file(const std::string &path) {
     std::string found;
-    const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "rb"),
-                                                                &std::fclose);
-    char part[1 << 14];
-    while (file && !std::feof(file.get()) && !std::ferror(file.get()))
-        found.append(part, std::fread(part, 1, sizeof part, file.get()));
-    if (!file || std::ferror(file.get()))
+    if (!kernel_runtime::read_whole(path, found))
         throw FileError("Expected a readable file, got " + std::string(std::strerror(errno)) +
                         " (file '" + path + "')");
     return found;
 }
 
-void write_file(const std::string &path, const std::string &contents, unsigned mode) {
-    const std::string draft = path + "." + std::to_string(std::random_device{}()) + ".tmp";
-    std::FILE *const file = open_new(draft, mode);
-    bool written =
-        file && std::fwrite(contents.data(), 1, contents.size(), file) == contents.size();
-    if (file) written = std::fclose(file) == 0 && written;
-#if defined(_WIN32)
-    if (written) std::remove(path.c_str());  // rename does not replace files
-#endif
-    written = written && std::rename(draft.c_str(), path.c_str()) == 0;
-    if (written) return;
-    const std::string reason = std::strerror(errno);
-    std::remove(draft.c_str());
-    throw FileError("Expected a writable file, got " + reason + " (file '" + path + "')");
+void write_file(const std::string &path, const std::string &contents) {
+    if (!kernel_runtime::write_whole(path, contents, 0666))
+        throw FileError("Expected a writable file, got " + std::string(std::strerror(errno)) +
+                        " (file '" + path + "')");
 }
 
 }  // namespace quant_gru

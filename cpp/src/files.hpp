@@ -12,8 +12,7 @@ std::string read_file(const std::string &path);
 // Text without its byte order mark. Throws FileError if it is not UTF-8.
 std::string_view checked_utf8(std::string_view text);
 
-// Writes a file in one step: on failure the previous contents remain. `mode` are the permissions
-// of a new file, of which the umask takes some. Throws FileError.
-void write_file(const std::string &path, const std::string &contents, unsigned mode = 0666);
+// Writes a file in one step: on failure the previous contents remain. Throws FileError.
+void write_file(const std::string &path, const std::string &contents);
 
 }  // namespace quant_gru

@@ -4,10 +4,10 @@
 #include <string>
 #include <type_traits>
 
-#include "cuda/call.hpp"
-#include "cuda/compiler.hpp"
-#include "cuda/cubin_cache.hpp"
-#include "cuda/sources.hpp"
+#include "kernel_runtime/native/compiler.hpp"
+#include "kernel_runtime/native/cubin_cache.hpp"
+#include "kernel_runtime/native/sources.hpp"
+#include "model_on_gpu.hpp"
 
 using namespace quant_gru::cuda;
 
@@ -73,9 +73,8 @@ EXPORT const char *digest_of_parts(const char *first, const char *second) {
 // One line per launch: source, function, grid, macros, and the arguments in hexadecimal digits.
 EXPORT const char *launches_of(const void *bytes, size_t size, int64_t T, int64_t N) {
     return told([&] {
-        const auto network =
-            std::make_shared<Network>(Device::at(0), quant_gru::read_frozen(bytes, size));
-        const Call::State call(network, T, N);
+        const NetworkCall call(network_of(Device::at(0), quant_gru::read_frozen(bytes, size)), T,
+                               N);
         Lines lines;
         for (const Launch &each : call.launches) {
             lines << each.kernel.source << '|' << each.kernel.function << '|' << each.grid.x << ' '

@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/driver.hpp"
+#include "kernel_runtime/native/driver.hpp"
 
-using namespace quant_gru::cuda;
+using namespace kernel_runtime::cuda;
 
 namespace {
 

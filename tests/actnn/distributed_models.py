@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from actnn_models import Block, compressed_copy, gradients
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import actnn
 
@@ -30,9 +31,12 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
     )
     torch.manual_seed(0)
     try:
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.nn.parallel import DistributedDataParallel
 
+        # Without a mesh, torch takes the GPUs, also for models on the CPU.
+        mesh = init_device_mesh(device.type, (processes,))
         model = nn.Sequential(Block(), Block(), nn.Linear(32, 4)).to(device)
         x = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(rank)).to(device)
         exact = gradients(DistributedDataParallel(copy.deepcopy(model)), x)[1:]
@@ -42,7 +46,7 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
             found[f"ddp {bits}"] = gradients(DistributedDataParallel(ours), x)[1:]
             found[f"kept {bits}"] = {r.reason for r in ours.actnn.records if r.nbytes == 0}
             sharded = compressed_copy(model, bits=bits)
-            _shard(sharded)
+            _shard(sharded, mesh)
             gradients_ = gradients(sharded, x)[1:]
             found[f"fsdp {bits}"] = [gradient.full_tensor() for gradient in gradients_]
             held = {r.reason for r in sharded.actnn.records if r.held and r.shape in SHAPES}
@@ -53,8 +57,8 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
         others = {"apart": gradients(DistributedDataParallel(copy.deepcopy(apart)), x)[1:]}
         ours = compressed_copy(apart, bits=8)
         for layer in ours:
-            fully_shard(layer)
-        fully_shard(ours)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(ours, mesh=mesh)
         found["apart 8"] = [gradient.full_tensor() for gradient in gradients(ours, x)[1:]]
         if backend == "nccl":  # torch synchronizes normalizations on GPUs alone
             images = torch.randn(4, 3, 9, 9, device=device)
@@ -65,7 +69,10 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
             others["synchronized"] = gradients(synchronized, images)[1:]
             ours = DistributedDataParallel(compressed_copy(synchronized.module, bits=8))
             found["synchronized 8"] = gradients(ours, images)[1:]
-        for name, wrap in (("ddp", DistributedDataParallel), ("fsdp", _shard)):
+        for name, wrap in (
+            ("ddp", DistributedDataParallel),
+            ("fsdp", lambda each: _shard(each, mesh)),
+        ):
             ours = actnn.compress(copy.deepcopy(model), level="L3", min_bytes=0)
             others[f"L3 {name}"] = _level_3(wrap(ours), ours, rank)
         errors = {"L3": [others["L3 ddp"], others["L3 fsdp"]]}
@@ -82,12 +89,12 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
     os._exit(0)
 
 
-def _shard(model: nn.Module) -> nn.Module:
+def _shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     for block in model[:2]:
-        fully_shard(block)
-    return fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def _level_3(wrapped: nn.Module, model: nn.Module, rank: int) -> dict[str, object]:

@@ -131,11 +131,21 @@ class GPUCase:
     case: Case
 
 
-def gpu_case(seed: int, kind: str, large: bool, hidden: Sequence[int] | None = None) -> GPUCase:
-    """The same case for the same arguments; `hidden`: numbers of units to choose from."""
+def gpu_case(
+    seed: int, kind: str, large: bool, hidden: Sequence[int] | None = None, far: bool = False
+) -> GPUCase:
+    """The same case for the same arguments.
+
+    Args:
+        seed: Any number.
+        kind: Of the widths.
+        large: Whether there are many features, steps and rows.
+        hidden: Numbers of units to choose from.
+        far: Whether the range of the input may exclude 0.
+    """
     hidden = hidden or (LARGE if large and kind != "wide" else HIDDEN)
     features = 200 if large else 20
-    gru, rng = random_gru(seed, kind, hidden, features)
+    gru, rng = random_gru(seed, kind, hidden, features, far)
     wide = kind in ("wide", "mixed")
     T = rng.choice((1, 1, 2, 5, 9, 12 if wide else 40))
     N = rng.choice(ROWS[: 4 if wide else None])

@@ -10,11 +10,16 @@ import pytest
 from cpp_build import ROOT, run
 
 KERNELS = ROOT / "src/quant_gru/kernels"
-INCLUDES = [f"-I{path}" for path in (ROOT / "cpp/include", ROOT / "cpp/src", KERNELS)]
+FOLDERS = (ROOT / "cpp/include", ROOT / "cpp/src", ROOT / "src", KERNELS)
+INCLUDES = [f"-I{path}" for path in FOLDERS]
+RUNTIME = ROOT / "src/kernel_runtime/native"
+GPU = ("compiler", "cubin_cache", "device", "driver", "sha256", "shared_library", "whole_files")
 SOURCES = [
     *sorted(ROOT.glob("cpp/src/**/*.cpp")),
     *sorted(KERNELS.glob("cpu/core/*.cpp")),
     *sorted(KERNELS.glob("cpu/training/*.cpp")),
+    *sorted(KERNELS.glob("cuda/host/**/*.cpp")),
+    *(RUNTIME / f"{name}.cpp" for name in GPU),
     KERNELS / "cpu/isa/portable.cpp",
 ]
 

@@ -16,6 +16,8 @@ import pytest
 from cpp_build import CMAKE, CTEST, ROOT, run
 
 KERNELS = ROOT / "src/quant_gru/kernels"
+RUNTIME = ROOT / "src/kernel_runtime/native"
+GPU = ("compiler", "cubin_cache", "device", "driver", "sha256", "shared_library", "whole_files")
 SYSTEMS = {
     "x86_64-windows-gnu": "-DQG_X86",
     "aarch64-windows-gnu": "-DQG_NEON_DOT",
@@ -53,8 +55,12 @@ def test_sources_compile(system: str, tmp_path: Path) -> None:
     """The sources of the library compile with Clang for other systems."""
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("needs ziglang")
-    sources = [*ROOT.glob("cpp/src/**/*.cpp"), *KERNELS.glob("cpu/core/*.cpp")]
-    includes = [f"-I{path}" for path in (ROOT / "cpp/include", ROOT / "cpp/src", KERNELS)]
+    folders = (ROOT / "cpp/include", ROOT / "cpp/src", ROOT / "src", KERNELS)
+    includes = [f"-I{path}" for path in folders]
+    sources = [
+        path for name in ("cpu/core", "cuda/host/**") for path in KERNELS.glob(f"{name}/*.cpp")
+    ]
+    sources += [*ROOT.glob("cpp/src/**/*.cpp"), *(RUNTIME / f"{name}.cpp" for name in GPU)]
     options = ["-target", system, "-std=c++17", "-O0", SYSTEMS[system], *includes]
     command = [sys.executable, "-m", "ziglang", "c++", *options]
     for source in [*sources, KERNELS / "cpu/isa/portable.cpp"]:

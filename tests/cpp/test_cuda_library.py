@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,17 @@ from cuda_library import nvrtc as nvrtc_of_package
 from make_golden import frozen_gru, saved
 
 from kernel_runtime.cuda import compiler, disk_cache
-from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels.cuda import structs
 from quant_gru.kernels.cuda.forward import launch_plan
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
+from quant_gru.kernels.cuda.recurrence import planner
+
+sys.path.append(str(Path(__file__).parents[1] / "cuda"))
+
+from launch_digests import Recorder, values_of
 
 pytestmark = NEEDS_TOOLS
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
@@ -60,7 +65,7 @@ def on_host(fake: pytest.MonkeyPatch, build: Path, folder: Path) -> CudaLibrary:
 def planned(fake: pytest.MonkeyPatch, build: Path) -> CudaAccess:
     """Functions of the library, with launches that are only checked."""
     access = CudaAccess(build / "cpp/tests" / "libcuda_access.so")
-    access.key_of_kernel("rows", "", "sm_90a")  # opens the stand-in for NVRTC
+    access.key_of_kernel("boundary/rows", "", "sm_90a")  # opens the stand-in for NVRTC
     return access
 
 
@@ -119,7 +124,7 @@ def test_a_folder_that_others_can_write_is_not_used(
     folder = tmp_path / "cache"
     before = os.umask(0)
     try:
-        size = nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a")
+        size = nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a")
     finally:
         os.umask(before)
     (entry,) = folder.iterdir()
@@ -128,25 +133,26 @@ def test_a_folder_that_others_can_write_is_not_used(
 
     def loads_what_was_planted() -> bool:
         cache.store(entry.stem, b"0" * 17)
-        return nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == "17"
+        return nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == "17"
 
     assert loads_what_was_planted()
     entry.chmod(0o666)
-    assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+    assert nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == size
     assert loads_what_was_planted()
     folder.chmod(0o1777)
     for _ in range(2):
-        assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+        assert nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == size
     assert capfd.readouterr().err.count("is not used, because others can write it") == 1
     folder.chmod(0o755)
     entry.unlink()
     os.mkfifo(entry)
-    assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+    assert nvrtc.compile_kernel("boundary/rows", words(PLAIN), "sm_90a") == size
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_small_kernels_compile(nvrtc: CudaAccess, arch: str) -> None:
-    for source in ("rows", "byte_product", "wide_border", "projection/int_mm"):
+    products = ("projection/byte_product", "projection/int_mm")
+    for source in ("boundary/rows", "boundary/wide_border", *products):
         assert int(nvrtc.compile_kernel(source, words(PLAIN), arch)) > 0
     few, step = {**PLAIN, "WIDE": 1}, {**PLAIN, "REAL": "float"}
     for source, macros in (("projection/reals_few_rows", few), ("recurrence/per_step", step)):
@@ -166,8 +172,10 @@ def test_kernels_of_a_plan_compile(
 
 
 def test_errors_of_nvrtc_name_source_and_options(nvrtc: CudaAccess) -> None:
-    with pytest.raises(RuntimeError, match=r"to compile rows\.cu with .*-DPadding=1, got\n"):
-        nvrtc.compile_kernel("rows", "Padding=1", "sm_90a")
+    with pytest.raises(
+        RuntimeError, match=r"to compile boundary/rows\.cu with .*-DPadding=1, got\n"
+    ):
+        nvrtc.compile_kernel("boundary/rows", "Padding=1", "sm_90a")
     with pytest.raises(RuntimeError, match=r"name of an embedded source, got 'absent\.cu'"):
         nvrtc.compile_kernel("absent", "", "sm_90a")
 
@@ -198,65 +206,15 @@ def launches(access: CudaAccess, file: bytes, T: int, N: int) -> list[Line]:
     return found
 
 
-@dataclass
-class Recorder:
-    """A machine that records the launches that Python prepares."""
-
-    arch: str = "sm_90a"
-    launches: list[tuple[Kernel, Grid, Any]] = field(default_factory=list)
-
-    def clusters(self) -> dict[int, int]:
-        return {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
-
-    def expect(self, kernel: Kernel) -> None:
-        pass
-
-    def prepare(self, kernel: Kernel, grid: Grid, arguments: Any) -> Any:
-        self.launches.append((kernel, grid, arguments))
-
-    def multiply(self, product: Any) -> None:
-        return None
-
-    def join(self, launches: Any) -> None:
-        return None
-
-
-def leave_out_joint_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Python plan no launches of directions with different forms."""
-
-    def launches_of(directions: Any, N: int, clusters: Any) -> Any:
-        forms = [each.numbers.form for each in directions]
-        if all(form == forms[0] for form in forms):
-            return [(directions, forms[0])]
-        return [([each], form) for each, form in zip(directions, forms, strict=True)]
-
-    monkeypatch.setattr(launch_plan, "launches_of", launches_of)
-    monkeypatch.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
-
-
-def values_of(record: Any) -> list[Any]:
-    """All numbers of a ctypes structure but addresses, nested ones included, in order."""
-    if isinstance(record, ctypes.Array):
-        return [value for each in record for value in values_of(each)]
-    if not isinstance(record, ctypes.Structure):
-        return [record]
-    found = []
-    for name, kind in record._fields_:
-        is_address = kind is ctypes.c_void_p or getattr(kind, "_type_", None) is ctypes.c_void_p
-        if not is_address:
-            found += values_of(getattr(record, name))
-    return found
-
-
 def compare_launches(planned: CudaAccess, gru: FrozenQuantGRU, T: int, N: int) -> list[Line]:
     """Compare the launches of a call with those of Python, and return them."""
-    machine = Recorder()
+    machine = Recorder("sm_90a", {1: 132, 2: 66, 4: 30, 8: 15, 16: 7})
     real = torch.zeros(1, 1, 1)
     form = CallForm.of(real, real, torch.float32, None)
     schedule = Stack(gru._plan(), machine).schedule(T, N, form)
     assert schedule is not None
     # products take the place of torch's
-    own = ("rows", "byte_product")
+    own = ("boundary/rows", "projection/byte_product")
     ours = [each for each in launches(planned, saved(gru), T, N) if each.source not in own]
     # unaligned, so that nobody loads four values at once
     C = gru.shape.input_size
@@ -278,7 +236,7 @@ def compare_launches(planned: CudaAccess, gru: FrozenQuantGRU, T: int, N: int) -
 def test_launches_are_those_of_python(
     planned: CudaAccess, fake: pytest.MonkeyPatch, kind: str, seed: int
 ) -> None:
-    leave_out_joint_forms(fake)
+    fake.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
     case = gpu_case(seed, kind, large=True)
     compare_launches(planned, case.case.gru, case.T, case.N)
 
@@ -287,7 +245,7 @@ def test_launches_are_those_of_python(
 def test_launches_of_many_rows_are_those_of_python(
     planned: CudaAccess, fake: pytest.MonkeyPatch, config: QuantConfig
 ) -> None:
-    leave_out_joint_forms(fake)
+    fake.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
     used, overlaps = set(), 0
     for C, H, sizes in (
         (40, 64, ((1, 1), (9, 1), (100, 1), (100, 32), (20, 300))),
@@ -350,6 +308,23 @@ def test_codes_are_those_of_python(on_host: CudaLibrary, kind: str, seed: int, l
         assert not tensors.differences(), f"{case.name}\n{call}"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranges_of_inputs_that_exclude_0(on_host: CudaLibrary, kind: str) -> None:
+    far = 0
+    for seed in range(40):
+        case = gpu_case(seed, kind, large=seed % 8 == 0, hidden=(3, 17), far=True)
+        if not case.case.gru._plan().is_far:
+            continue
+        far += 1
+        tensors = Tensors(case.case, "cpu")
+        call = on_host.prepare(case.file, case.T, case.N)
+        tensors.run(call)
+        assert not tensors.differences(), f"{case.name}\n{call}"
+        if far == 4:
+            break
+    assert far > 1
+
+
 @pytest.mark.parametrize(("kind", "seed"), [("w8a8", 5), ("w8a16", 0), ("w16a16", 1), ("mixed", 2)])
 def test_weights_that_do_not_fit_registers(
     fake: pytest.MonkeyPatch, build: Path, folder: Path, tmp_path: Path, kind: str, seed: int
@@ -389,6 +364,17 @@ def test_runs_do_not_allocate(on_host: CudaLibrary, build: Path) -> None:
     assert driver.fake_allocations() == prepared
     del call
     assert driver.fake_allocations() == before
+
+
+def test_the_shape_of_the_recurrence_can_be_named(
+    on_host: CudaLibrary, fake: pytest.MonkeyPatch
+) -> None:
+    file = saved(frozen_gru(7, 20))
+    fake.setenv(planner.VARIABLE, "1,1,1,4")
+    assert " NB=4 " in str(on_host.prepare(file, 3, 9))
+    fake.setenv(planner.VARIABLE, "1,1,1,3")
+    with pytest.raises(RuntimeError, match=r"Expected QUANT_GRU_CUDA_SHAPE to have .*'1,1,1,3'"):
+        on_host.prepare(file, 3, 9)
 
 
 def test_arguments_are_checked(on_host: CudaLibrary) -> None:

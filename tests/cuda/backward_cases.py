@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Gradients, Tape, straight_through
 from quant_gru.integer.plan import CellPlan
 

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from quant_gru import QuantConfig
 from quant_gru.config import FUSIBLE
-from quant_gru.kernels.cuda.projection import overlap
+from quant_gru.kernels.cuda.projection.select import POLICY
 
 # T, N, C, H of calls, and of steps of training
 SIZES = [
@@ -143,7 +143,7 @@ def main() -> None:
     args = parser.parse_args()
     for what in args.only:
         if what == "beside":
-            overlap._FEWEST_STEPS, overlap._WORK = 8, 0
+            POLICY.overlap_steps, POLICY.overlap_work = 8, 0
         for index, (name, run) in enumerate(cases(what).items()):
             if (args.cases is None or index in args.cases) and time.time() < args.until:
                 print(f"{what}: {name}: begins", flush=True)

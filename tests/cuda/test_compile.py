@@ -1,33 +1,27 @@
 """Every kernel compiles without a GPU, and compiled kernels are kept safely on disk."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from projection_blocks import (
+    COLUMNS,
+    LARGE_TILE,
+    MEDIUM_TILE,
+    SMALL_TILE,
+    STATIONARY,
+    TALL,
+    alone,
+    medium,
+    small,
+    two_planes,
+)
 
 from kernel_runtime.cuda import compiler
+from quant_gru.kernels._native import Epilogue, Form, Gates, Warpgroups, real_macros
 from quant_gru.kernels.cuda.backward.derivatives_planner import DerivativesShape
 from quant_gru.kernels.cuda.backward.grid_planner import GridShape
 from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
-from quant_gru.kernels.cuda.plan.structure import Form, Gates
-from quant_gru.kernels.cuda.projection.from_codes import (
-    LARGE,
-    MEDIUM,
-    SMALL,
-    STATIONARY,
-    Epilogue,
-)
-from quant_gru.kernels.cuda.projection.from_reals import (
-    ALONE,
-    COLUMNS,
-    TALL,
-    TWO_PLANES,
-    Warpgroups,
-    macros_of,
-)
-from quant_gru.kernels.cuda.projection.from_reals import MEDIUM as REAL_MEDIUM
-from quant_gru.kernels.cuda.projection.from_reals import SMALL as REAL_SMALL
 from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
@@ -35,16 +29,25 @@ pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True), powers=True)
 IN_HALVES = Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,) * 3)
+FIELDS = "narrow real words weight_bytes state_bytes wide_input out_bytes tables table_bytes fused"
+FIELDS += " zoneout own saturated powers"
+
+
+def changed(form, **changes):
+    """A form with other properties."""
+    return Form(**{name: getattr(form, name) for name in FIELDS.split()} | changes)
+
+
 FORMS = {
     "w8a8": BYTES,
     "w8a8-fused": Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (False,) * 3),
     "w8a16": IN_HALVES,
-    "w8a16-float": replace(IN_HALVES, own=Gates("float", (3, 3, 0), 73728), powers=True),
-    "w8a16-lines": replace(IN_HALVES, own=Gates("double", (3, 3, 2), 73728)),
+    "w8a16-float": changed(IN_HALVES, own=Gates("float", (3, 3, 0), 73728), powers=True),
+    "w8a16-lines": changed(IN_HALVES, own=Gates("double", (3, 3, 2), 73728)),
     "w8a16-words": Form(True, "double", True, 1, 2, True, 4, (1, 0, 2), 9216, (False,) * 3),
     "w16a16": Form(True, "double", False, 2, 2, True, 2, (2, 2, 2), 18432, (True,) * 3),
     "w16a8": Form(True, "double", False, 2, 1, False, 1, (0, 0, 0), 3072, (True,) * 3),
-    "zoneout": replace(BYTES, zoneout=True),
+    "zoneout": changed(BYTES, zoneout=True),
     "w16a16-zoneout": Form(
         True, "double", True, 2, 2, True, 2, (2, 2, 2), 18432, (False,) * 3, zoneout=True
     ),
@@ -65,40 +68,47 @@ def _own_cache(tmp_path, monkeypatch):
 def variants(arch):
     yield "probe", {}
     yield "projection/int_mm", PLAIN
-    for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
+    for tile, planes in (
+        (SMALL_TILE, 1),
+        (MEDIUM_TILE, 1),
+        (LARGE_TILE, 1),
+        (SMALL_TILE, 2),
+        (MEDIUM_TILE, 2),
+    ):
         yield "projection/codes_tiled", tile.macros(Epilogue(planes))
     for end in (Epilogue(1), Epilogue(2), Epilogue(2, 3, True), Epilogue(2, 3, True, True)):
         yield "projection/codes_weight_stationary", STATIONARY[end.planes].macros(end)
     for planes in (1, 2):
         yield "projection/reals_few_rows", {**PLAIN, "WIDE": planes - 1}
-    for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
+    for i, block in enumerate((small(), medium(), TALL, alone(5, 1), alone(13, 1))):
         end = Epilogue(1, 1 - i % 2)
         yield (
             "projection/reals_tiled",
-            macros_of(block, end, 1 << i % 4, (128, 129)[i % 2], i > 1, i < 2),
+            real_macros(block, end, 1 << i % 4, (128, 129)[i % 2], i > 1, i < 2),
         )
     if arch == "sm_90a":
         for i, columns in enumerate(COLUMNS):
             features = (64, 129, 256, 255, 384)[i]
-            block = Warpgroups(columns, 1, 256, -(-features // 16) * 16)
+            padded = -(-features // 16) * 16
+            block = Warpgroups(columns, 1, 256, padded)
             end = Epilogue(1, i % 3, i == 4)
             yield (
                 "projection/reals_wgmma",
-                macros_of(block, end, 1 << i % 4, features, i > 1, i > 2),
+                real_macros(block, end, 1 << i % 4, features, i > 1, i > 2),
             )
             if columns % 2:
                 continue
-            block = replace(block, columns=columns // 2, planes=2)
+            block = Warpgroups(columns // 2, 1, 256, padded, 2)
             end = Epilogue(2, i % 4, i % 2 == 0, i > 1)
             yield (
                 "projection/reals_wgmma",
-                macros_of(block, end, 8 >> i % 4, features, i > 1, i % 2 == 1),
+                real_macros(block, end, 8 >> i % 4, features, i > 1, i % 2 == 1),
             )
-    for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
+    for i, block in enumerate((two_planes(), alone(7, 2))):
         for end in (Epilogue(2, i), Epilogue(2, 2 + i, i == 1)):
             yield (
                 "projection/reals_tiled",
-                macros_of(block, end, 2 << 2 * i, (256, 63)[i], i == 0, False),
+                real_macros(block, end, 2 << 2 * i, (256, 63)[i], i == 0, False),
             )
     for name in (
         "quantize_dequantize",
@@ -139,7 +149,7 @@ def variants(arch):
                 if both or (index + place) % 2 == 0:
                     yield "recurrence/persistent", dict(kernel.macros)
 
-    saturated = replace(BYTES, saturated=True)
+    saturated = changed(BYTES, saturated=True)
     for blocks, units in ((1, 64), (1, 96), (2, 256), (4, 256)):
         if blocks == 1 or arch != "sm_80":
             shape = planner.make_shape(units, blocks, 1, 1, 2 * blocks)

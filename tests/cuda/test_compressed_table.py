@@ -1,16 +1,27 @@
 """Compressed tables: every output code, and which tables cannot be compressed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
-from quant_gru.kernels.cuda.gates.compressed_table import (
-    CODES,
-    compress,
-    extrapolated,
-    most_segments,
-)
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.plan.structure import FrozenNumbers
+
+CODES = 16  # per line
+
+
+def compress(outputs):
+    """Lines of outputs, int32 (entries / 16, 2), or None."""
+    found = _native.compressed(outputs.tolist())
+    return None if found is None else lines_of(found)
+
+
+def lines_of(found):
+    return torch.frombuffer(bytearray(found), dtype=torch.int32).view(-1, 2)
 
 
 def read(found, entries):
@@ -48,23 +59,37 @@ def test_steps_beyond_a_bit_are_no_lines():
     assert compress(-torch.arange(64)) is None
 
 
-@pytest.mark.parametrize("before", range(1, CODES))
-def test_what_nobody_reads_bends_no_line(before):
-    """Tables begin and end within a line, where they may be steep."""
-    pre, out = Quantizer(16, True, 2.0**-14, 278), Quantizer(16, False, 2.0**-16, 0)
-    outputs = build_table("sigmoid", pre, out, "exact")(torch.arange(pre.lo, pre.hi + 1))
-    after = 2 * CODES - before
-    found = compress(extrapolated(outputs, before, after))
-    assert found is not None
-    assert torch.equal(read(found, len(found) * CODES)[before:-after], outputs)
-
-
 def test_slopes_fill_their_half():
     outputs = torch.arange(64) * 63 - 2000
     assert torch.equal(read(compress(outputs), 64), outputs)
 
 
-@pytest.mark.parametrize("entries", [257, 4096, 65536])
-def test_room_is_the_same_wherever_a_table_begins(entries):
-    counts = {-(-(before + entries) // (2 * CODES)) * 2 for before in range(CODES)}
-    assert max(counts) == most_segments(entries)
+@pytest.fixture(scope="module")
+def frozen():
+    gru = QuantGRU(3, 2, config=QuantConfig.w8a16()).eval()
+    gru.calibrate(torch.randn(6, 2, 3))
+    gru.finalize_calibration()
+    return gru._plan().cells[0][0].frozen
+
+
+@pytest.mark.parametrize("before", range(CODES))
+def test_what_nobody_reads_bends_no_line(frozen, before):
+    """Tables begin and end within a line, where they may be steep."""
+    pre, out = Quantizer(16, True, 2.0**-14, 16 - before), Quantizer(16, False, 2.0**-16, 0)
+    table = build_table("sigmoid", pre, out, "exact")
+    names = {"gate.z_pre": pre, "gate.z_out": out}
+    made = FrozenNumbers(
+        replace(
+            frozen,
+            quantizers={**frozen.quantizers, **names},
+            tables={**frozen.tables, "gate.z_out": table},
+        )
+    )
+    ((direct, lines), *_), z = made.native.tables(), made.cells["double"].z
+    outputs = torch.frombuffer(bytearray(direct), dtype=torch.float32).to(torch.int64)
+    assert torch.equal(outputs, table(torch.arange(pre.lo, pre.hi + 1)) - table.zero_point)
+    at = pre.lo - pre.zero_point - z.line_origin
+    assert (at, z.line_origin % CODES) == (before, 0)
+    found = lines_of(lines)
+    assert len(found) == z.line_count
+    assert torch.equal(read(found, len(found) * CODES)[at : at + z.entries], outputs)

@@ -8,7 +8,7 @@ import torch
 from backward_cases import moved
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of
@@ -99,7 +99,7 @@ def test_every_shape_of_the_planner(monkeypatch, H, config):
     plan = quantized(16, H, getattr(QuantConfig, config)())._plan().cells[0][0]
     clusters = machine_of(torch.device("cuda")).clusters()
     form = executor.numbers_of(plan).form
-    for shape in planner.candidates(form, H, clusters):
+    for shape in planner.possible_shapes(form, H, clusters):
         wanted = f"{shape.blocks},{shape.split},{shape.spread},{shape.rows}"
         monkeypatch.setenv(planner.VARIABLE, wanted)
         N = 2 * shape.rows + 1

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_pairs import equal, of_random_ranges, pair
+from projection_blocks import COLUMNS, MOST_SHARED
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.execution.prepared_call import prepare
 from quant_gru.integer.call_form import FLOATS
+from quant_gru.kernels._native import Warpgroups
 from quant_gru.kernels.cuda.forward.executor import numbers_of
-from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
 from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.projection import select
-from quant_gru.kernels.cuda.projection.from_reals import COLUMNS, Warpgroups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -94,7 +94,7 @@ def test_projections_by_groups_of_warps(monkeypatch, columns, C, H, planes):
         block = Warpgroups(columns // planes, parts, *sizes)
         if parts > -(-H // 64) or block.shared_bytes > MOST_SHARED:
             continue
-        monkeypatch.setattr(select, "choose_for", lambda *_, block=block: block)
+        monkeypatch.setattr(select.POLICY, "reals", block)
         # sizes of each are its own: launches of others are kept
         for T, N in ((5, 80 + parts), (3, 64 + parts), (37 + parts, 1)):
             x = torch.randn(T, N, C)

@@ -8,7 +8,7 @@ from gpu_pairs import equal, pair
 
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of
-from quant_gru.kernels.cuda.projection.overlap import overlap_of
+from quant_gru.kernels.cuda.projection.select import overlap_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -14,7 +14,7 @@ from quant_gru import QuantGRU, QuantGRUWarning
 from quant_gru.cli import app
 from quant_gru.kernels import dispatch
 from quant_gru.kernels.cuda import machine
-from quant_gru.modules import calibration_methods
+from quant_gru.modules import gru as module
 
 GPU = torch.device("cuda", 0)
 
@@ -124,7 +124,7 @@ def test_the_end_of_a_calibration_loads_the_compiler(device, monkeypatch):
     dispatch.load(GPU)
     assert loaded == [GPU]
     seen = []
-    monkeypatch.setattr(calibration_methods, "load", seen.append)
+    monkeypatch.setattr(module, "load", seen.append)
     gru = QuantGRU(3, 4)
     gru.calibrate(torch.randn(5, 2, 3))
     assert not seen

@@ -8,16 +8,17 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernels._native import Overlap, WeightStationary
 from quant_gru.kernels.cuda.forward import executor, stack
-from quant_gru.kernels.cuda.projection import from_codes, overlap
-from quant_gru.kernels.cuda.projection.from_codes import STATIONARY, WeightStationary
-from quant_gru.kernels.cuda.projection.overlap import Overlap
+from quant_gru.kernels.cuda.projection import from_codes
+from quant_gru.kernels.cuda.projection.select import POLICY, overlap_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from bits import assert_same_bits
 from host_machine import COMPILER, Host, folder_of
+from projection_blocks import STATIONARY, keep_few_weights
 
 C, H = 21, 40
 SMALL = WeightStationary(1, 2, 2, 3, 1)
@@ -44,11 +45,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(from_codes, "STATIONARY", {1: SMALL, 2: SMALL})
-    monkeypatch.setattr(from_codes, "STATIONARY_ROWS", 50)
-    monkeypatch.setattr(from_codes, "STATIONARY_WEIGHTS", 16)
-    monkeypatch.setattr(overlap, "_FEWEST_STEPS", 1)
-    monkeypatch.setattr(overlap, "_TIME", {1: (0.01, 0), 2: (0.01, 0)})
+    keep_few_weights(monkeypatch, SMALL)
+    monkeypatch.setattr(POLICY, "overlap_steps", 1)
+    monkeypatch.setattr(POLICY, "overlap_share", 1e9)
 
 
 def quantized(config, C=C, H=H, **options):
@@ -112,7 +111,8 @@ def test_what_is_there_is_counted(folder, small, config, N, clusters):
         found.append(torch.full((words,), -7, dtype=torch.int32))
         record.bytes, record.Wx = rows.data_ptr(), found[-1].data_ptr()
         if ahead:
-            grid, record.stretch = both.grid(numbers, shape), both.chunk * N
+            made = both.grid(shape.units, numbers.padded_C, numbers.x_planes)
+            grid, record.stretch = planner.grid_of(made), both.chunk * N
             assert grid.blocks[0] % grid.cluster == 0
             record.counts = counts.data_ptr()
         host.launch(kernel, grid, record)
@@ -136,14 +136,16 @@ def test_which_launches_wait_for_time_chunks(folder, small, monkeypatch):
     assert chunks(bidirectional=True) == [0]
     assert chunks((16, 24)) == [0]  # no room is left
     assert chunks((16, 10)) == [0]  # a tile is not whole
-    monkeypatch.setattr(overlap, "ALLOWED", False)
+    monkeypatch.setattr(POLICY, "overlaps", False)
     assert chunks(num_layers=2) == [0, 0]
-    monkeypatch.setattr(overlap, "ALLOWED", True)
-    monkeypatch.setattr(overlap, "_FEWEST_STEPS", 17)
+    monkeypatch.setattr(POLICY, "overlaps", True)
+    monkeypatch.setattr(POLICY, "overlap_steps", 17)
     assert chunks() == [0]
 
 
 class Hopper:
+    arch = "sm_90a"
+
     def clusters(self):
         return RESIDENT
 
@@ -166,7 +168,7 @@ def test_the_recurrence_keeps_its_room(sizes, expected):
     with torch.no_grad():
         numbers = executor.numbers_of(quantized("int8", features, units)._plan().cells[0][0])
     shape = planner.choose(numbers.form, units, N, 1, RESIDENT)
-    found = overlap.overlap_of(Hopper(), numbers, shape, T, N)
+    found = overlap_of(Hopper(), numbers, shape, T, N)
     assert found == expected
     if found:
         assert shape.tiles(N) + found.clusters <= RESIDENT[shape.blocks]

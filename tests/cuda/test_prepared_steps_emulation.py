@@ -14,7 +14,7 @@ from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import planner as back_planner
 from quant_gru.kernels.cuda.backward import prepared
 from quant_gru.kernels.cuda.recurrence import planner
-from quant_gru.modules import call as _call
+from quant_gru.modules import quantization_state
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -83,7 +83,7 @@ def check(gru, *args, **options):
     ran = []
     with pytest.MonkeyPatch.context() as patch:
         run = prepared.PreparedBackward.run
-        patch.setattr(_call, "prepare", None)
+        patch.setattr(quantization_state, "prepare", None)
         patch.setattr(prepared.PreparedBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
         found = results(gru, *args, **options)
         assert len(ran) == 1
@@ -252,8 +252,8 @@ def quickly(gru, x):
     """Whether a call took what the one before had prepared."""
     with pytest.MonkeyPatch.context() as patch:
         calls = []
-        general = _call.prepare
-        patch.setattr(_call, "prepare", lambda *a: calls.append(a) or general(*a))
+        general = quantization_state.prepare
+        patch.setattr(quantization_state, "prepare", lambda *a: calls.append(a) or general(*a))
         gru(x)
         return not calls
 

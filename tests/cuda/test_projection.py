@@ -9,24 +9,18 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
+from quant_gru.kernels._native import Epilogue, WeightStationary, choose_tile
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.projection import int_mm
-from quant_gru.kernels.cuda.projection.from_codes import (
-    LARGE,
-    MEDIUM,
-    SMALL,
-    STATIONARY,
-    WeightStationary,
-    choose,
-    projection,
-    weight_stationary,
-)
+from quant_gru.kernels.cuda.projection.from_codes import projection
+from quant_gru.kernels.cuda.projection.select import size_of
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import ProjectC
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from host_machine import COMPILER
+from projection_blocks import LARGE_TILE, MEDIUM_TILE, SMALL_TILE, STATIONARY, weight_stationary
 from random_plans import random_case
 
 
@@ -84,22 +78,22 @@ WIDE = QuantConfig.int8().replace("matmul.Wx", bitwidth=13)
     ("config", "tile", "sizes", "scale"),
     [
         # T, N, C, H, rows of a tile of the recurrence; of weights, so that biases are large beside
-        (QuantConfig.int8(), SMALL, (3, 11, 21, 37, 8), 1),
-        (QuantConfig.int8(), SMALL, (3, 11, 21, 37, 8), 1e-5),
-        (UNSIGNED, SMALL, (35, 1, 7, 16, 1), 1),
-        (UNSIGNED, MEDIUM, (5, 13, 70, 66, 2), 1),
-        (WIDE, SMALL, (4, 9, 80, 33, 4), 1e-5),
-        (WIDE, MEDIUM, (33, 1, 48, 20, 1), 1),
-        (WIDE, SMALL, (3, 11, 80, 37, 8), 1),
-        (QuantConfig.int8(), LARGE, (5, 15, 130, 65, 8), 1),
+        (QuantConfig.int8(), SMALL_TILE, (3, 11, 21, 37, 8), 1),
+        (QuantConfig.int8(), SMALL_TILE, (3, 11, 21, 37, 8), 1e-5),
+        (UNSIGNED, SMALL_TILE, (35, 1, 7, 16, 1), 1),
+        (UNSIGNED, MEDIUM_TILE, (5, 13, 70, 66, 2), 1),
+        (WIDE, SMALL_TILE, (4, 9, 80, 33, 4), 1e-5),
+        (WIDE, MEDIUM_TILE, (33, 1, 48, 20, 1), 1),
+        (WIDE, SMALL_TILE, (3, 11, 80, 37, 8), 1),
+        (QuantConfig.int8(), LARGE_TILE, (5, 15, 130, 65, 8), 1),
         (QuantConfig.int8(), WeightStationary(4, 2, 4, 4, 1), (17, 16, 256, 37, 8), 1),
         (UNSIGNED, WeightStationary(2, 1, 4, 3, 1), (77, 1, 16, 20, 1), 1),
         (UNSIGNED, WeightStationary(4, 2, 8, 4, 2), (11, 14, 130, 50, 2), 1),
         (WIDE, WeightStationary(1, 2, 2, 4, 1), (75, 1, 97, 33, 1), 1e-5),
         (WIDE, WeightStationary(1, 2, 2, 4, 1), (3, 16, 97, 33, 8), 1),
         (QuantConfig.w8a16(), WeightStationary(2, 2, 4, 4, 1), (13, 12, 290, 37, 4), 1),
-        (QuantConfig.w8a16(), SMALL, (3, 6, 21, 37, 4), 1),
-        (QuantConfig.w8a16(), MEDIUM, (7, 11, 129, 20, 2), 1),
+        (QuantConfig.w8a16(), SMALL_TILE, (3, 6, 21, 37, 4), 1),
+        (QuantConfig.w8a16(), MEDIUM_TILE, (7, 11, 129, 20, 2), 1),
     ],
     ids=[
         *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "wide single"),
@@ -118,7 +112,7 @@ def test_codes(host, config, tile, sizes, scale):
     x[0], x[-1] = plan.x.lo, plan.x.hi
     h0 = torch.zeros(N, H, dtype=plan.h.container)
     call = executor._Call(executor.Direction(plan, h0, False), x, None)
-    assert call.numbers.projects_bytes
+    assert size_of(call.numbers, planner.make_shape(1, 1, 1, 1, 1), 1, 1).projects_bytes
     if call.numbers.x_planes == 1:
         assert call.numbers.exact_float[0].tolist() == [scale == 1] * 2
     shape = planner.make_shape(H, 1, 1, 1, NB)
@@ -137,12 +131,15 @@ def test_random_plans(host, kind):
     for seed in range(150):
         case = random_case(seed, kind)
         call = executor._Call(executor.Direction(case.plan, case.h0, False), case.x, None)
-        if not call.numbers.form.narrow or not call.numbers.projects_bytes:
+        if (
+            not call.numbers.form.narrow
+            or not size_of(call.numbers, planner.make_shape(1, 1, 1, 1, 1), 1, 1).projects_bytes
+        ):
             continue
         shape = planner.make_shape(call.numbers.H, 1, 1, 1, (1, 2, 4, 8)[seed % 4])
         expected = by_unit(call, shape, host)
         there = expected[:, -1] != -1
-        got = in_one(call, shape, SMALL, host)
+        got = in_one(call, shape, SMALL_TILE, host)
         assert torch.equal(got[there], expected[there]), f"seed {seed}"
         count += 1
     assert count > 10
@@ -150,31 +147,37 @@ def test_random_plans(host, kind):
 
 def test_tiles_follow_sizes():
     """Few rows go to many small blocks, many to large ones; codes of two bytes have no large."""
-    assert choose(128, 100, 1, 132) is SMALL
-    assert choose(512, 12800, 1, 132) is LARGE
-    assert choose(512, 12800, 2, 132) is MEDIUM
-    assert choose(128, 12800, 1, 132) is MEDIUM  # 400 large ones: 396 at once, and four alone
-    assert choose(112, 10240, 1, 132) is LARGE
-    assert choose(128, 12800, 1, 148) is LARGE
+    assert choose_tile(128, 100, 1, 132) == SMALL_TILE
+    assert choose_tile(512, 12800, 1, 132) == LARGE_TILE
+    assert choose_tile(512, 12800, 2, 132) == MEDIUM_TILE
+    assert (
+        choose_tile(128, 12800, 1, 132) == MEDIUM_TILE
+    )  # 400 large ones: 396 at once, and four alone
+    assert choose_tile(112, 10240, 1, 132) == LARGE_TILE
+    assert choose_tile(128, 12800, 1, 148) == LARGE_TILE
 
 
 def test_weights_stay_where_many_rows_pass():
     """Of many units and rows, on GPUs with clusters, and where rows stand as they are counted."""
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 512, 256, 1))
     shape = planner.make_shape(256, 1, 1, 1, 8)
-    hopper, small = (SimpleNamespace(clusters=lambda of=of: of) for of in ({1: 132, 2: 66}, {1: 1}))
-    assert weight_stationary(hopper, numbers, shape, 100, 128) is STATIONARY[1]
+    hopper, small = (
+        SimpleNamespace(arch="sm_90a", clusters=lambda of=of: of)
+        for of in ({1: 132, 2: 66}, {1: 1})
+    )
+    assert weight_stationary(hopper, numbers, shape, 100, 128) == STATIONARY[1]
     assert weight_stationary(small, numbers, shape, 100, 128) is None
     assert weight_stationary(hopper, numbers, shape, 50, 128) is None
     assert weight_stationary(hopper, numbers, shape, 1000, 100) is None
     doubled = planner.make_shape(256, 2, 2, 1, 16)  # tiles of two strips, the last one half empty
-    assert weight_stationary(hopper, numbers, doubled, 100, 128) is STATIONARY[1]
+    assert weight_stationary(hopper, numbers, doubled, 100, 128) == STATIONARY[1]
     assert weight_stationary(hopper, numbers, doubled, 100, 120) is None
     for H in (240, 272):  # few units, units of no block
         assert (
             weight_stationary(hopper, numbers, planner.make_shape(H, 1, 1, 1, 8), 100, 128) is None
         )
-    grid, share = STATIONARY[1].grid(256, 12800, 256, 1, 132)
+    made, share = STATIONARY[1].launch(256, 12800, 256, 132, Epilogue(1))
+    _, grid = planner.launch_of(made)
     assert share % 8 == grid.blocks[0] % 4 == 0
     assert grid.blocks[0] <= 132
     assert (grid.blocks[0] // 4 - 1) * 3 * share < 12800 <= grid.blocks[0] // 4 * 3 * share

@@ -10,22 +10,18 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig
-from quant_gru.kernels.cuda.forward import executor
-from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
-from quant_gru.kernels.cuda.projection import from_codes
-from quant_gru.kernels.cuda.projection.from_codes import SMALL as SMALL_TILE
-from quant_gru.kernels.cuda.projection.from_codes import Epilogue, WeightStationary, epilogue_of
-from quant_gru.kernels.cuda.projection.from_reals import (
-    MEDIUM,
-    SMALL,
-    TALL,
-    TWO_PLANES,
-    Block,
+from quant_gru.kernels._native import (
+    Epilogue,
+    TiledReals,
     Warpgroups,
+    WeightStationary,
     blocks_of,
-    choose,
-    choose_for,
+    choose_tiled,
     choose_warpgroups,
+)
+from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.projection.from_codes import epilogue_of
+from quant_gru.kernels.cuda.projection.from_reals import (
     few_projection,
     fill_division,
     kernel_of,
@@ -35,6 +31,16 @@ from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER
+from projection_blocks import (
+    MOST_SHARED,
+    SMALL_TILE,
+    TALL,
+    choose_reals,
+    medium,
+    small,
+    two_planes,
+    weight_stationary,
+)
 from test_projection import UNSIGNED, WIDE, by_unit, in_one, plan_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -141,7 +147,7 @@ def test_codes(host, config, block, sizes, scale, layout):
             padded, planes = call.numbers.padded_C, call.numbers.x_planes
             block = Warpgroups(columns, parts, shape.units, padded, planes)
         else:
-            block = Block(*block)
+            block = TiledReals(*block)
         kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, block)
     size, guard = expected.shape[0], 4096
     Wx = torch.full((size + guard, expected.shape[1]), -7, dtype=torch.int32)
@@ -215,7 +221,7 @@ def test_ends_of_two_planes(host, name, kernel):
         there = expected[:, 0] != -1
         if kernel == "reals":
             real = ((values - x.zero_point) * x.scale).to(torch.float32)
-            block = Block(2, 2, 3, 3, 1, 1)
+            block = TiledReals(2, 2, 3, 3, 1, 1)
             kernel_, grid, p, _keep = real_projection(numbers, shape, T, N, x, block)
             got = torch.full_like(expected, -7)
             flags = torch.zeros((N, p.nan_stride), dtype=torch.uint8)
@@ -331,7 +337,7 @@ def test_the_division_rounds_as_division(host, scale):
     """Values beside all ties give the codes of a true division, which are their own at scale 1."""
     plan = plan_of(QuantConfig.w8a16(), 4, 16, 1)
     shape = planner.make_shape(16, 1, 1, 1, 1)
-    numbers, block = executor.numbers_of(plan), Block(1, 1, 2, 3, 1, 1)
+    numbers, block = executor.numbers_of(plan), TiledReals(1, 1, 2, 3, 1, 1)
     _, grid, p, _keep = real_projection(numbers, shape, 200, 1, plan.x, block)
     generator = torch.Generator().manual_seed(5)
     halves = torch.randint(-66000, 66000, (200, 1, 4), generator=generator)
@@ -363,7 +369,7 @@ def test_kernels_have_what_scales_and_features_need():
         for scale in (0.25, 0.375):
             x = replace(plan.x, scale=scale)
             kernel = kernel_of(
-                SMALL, executor.numbers_of(plan), planner.make_shape(16, 1, 1, 1, 1), x
+                small(), executor.numbers_of(plan), planner.make_shape(16, 1, 1, 1, 1), x
             )
             macros = dict(kernel.macros)
             known[C, scale] = macros["SHORT"], macros["FOURS"], macros["EXACT"]
@@ -378,7 +384,7 @@ def test_kernels_have_what_scales_and_features_need():
 
 
 def test_threads_and_memory_follow_blocks():
-    block = Block(4, 2, 7, 3, 2, 2)
+    block = TiledReals(4, 2, 7, 3, 2, 2)
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
     shared = 3 * 64 * 192 + 120 * 272 + 12 * 112 + 36 * 128
     assert (blocks_of(block, 12800), block.shared_bytes(256, 256, 1)) == (230, shared)
@@ -386,14 +392,14 @@ def test_threads_and_memory_follow_blocks():
 
 def test_choices_follow_sizes():
     """Few rows go to many small blocks, many rows to large ones, many features come as codes."""
-    assert choose(128, 100, 64, 1, 132) == replace(SMALL, parts=4)
-    assert choose(256, 1000, 128, 1, 132) == replace(SMALL, parts=8)
-    assert choose(256, 6400, 128, 1, 132, alone=False) == replace(MEDIUM, parts=2)
-    assert choose(256, 32000, 80, 1, 132) == TALL
-    assert choose(512, 12800, 256, 1, 132, alone=False) == MEDIUM
-    assert choose(1024, 12800, 512, 1, 132) is None
-    assert choose(256, 12800, 256, 2, 132, alone=False) == replace(TWO_PLANES, parts=2)
-    for block, planes in ((SMALL, 1), (MEDIUM, 1), (TALL, 1), (TWO_PLANES, 2)):
+    assert choose_tiled(128, 100, 64, 1, 132) == small(4)
+    assert choose_tiled(256, 1000, 128, 1, 132) == small(8)
+    assert choose_tiled(256, 6400, 128, 1, 132, alone=False) == medium(2)
+    assert choose_tiled(256, 32000, 80, 1, 132) == TALL
+    assert choose_tiled(512, 12800, 256, 1, 132, alone=False) == medium()
+    assert choose_tiled(1024, 12800, 512, 1, 132) is None
+    assert choose_tiled(256, 12800, 256, 2, 132, alone=False) == two_planes(2)
+    for block, planes in ((small(), 1), (medium(), 1), (TALL, 1), (two_planes(), 2)):
         assert block.shared_bytes(512, 384, planes) <= 99 << 10
 
 
@@ -402,19 +408,19 @@ def test_many_weights_stay_and_take_codes():
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 16, 1))
     for H, reals in ((512, True), (1024, False)):
         shape = planner.make_shape(H, 1, 1, 1, 8)
-        assert from_codes.weight_stationary(hopper, numbers, shape, 200, 64)
-        assert bool(choose_for(hopper, numbers, shape, 200, 64)) is reals
+        assert weight_stationary(hopper, numbers, shape, 200, 64)
+        assert bool(choose_reals(hopper, numbers, shape, 200, 64)) is reals
 
 
 @pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("rows", [4100, 6400, 8000, 10240, 12800])
 def test_large_blocks_have_a_multiprocessor_each(rows, planes):
-    block = choose(512, rows, 384, planes, 132)
+    block = choose_tiled(512, rows, 384, planes, 132)
     assert block.blocks == 1
     assert -(-rows // block.rows) * block.parts <= 132
     assert block.shared_bytes(512, 384, planes) <= MOST_SHARED
     # larger ones have no room for so many units
-    assert choose(8192, rows, 384, 1, 132).shared_bytes(4096, 384, 1) <= MOST_SHARED
+    assert choose_tiled(8192, rows, 384, 1, 132).shared_bytes(4096, 384, 1) <= MOST_SHARED
 
 
 def test_groups_take_many_rows_where_there_are_groups():
@@ -422,26 +428,26 @@ def test_groups_take_many_rows_where_there_are_groups():
     hopper = SimpleNamespace(clusters=lambda: {1: 132, 2: 66}, arch="sm_90a")
     shape = planner.make_shape(256, 2, 1, 1, 2)
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 256, 1))
-    found = choose_for(hopper, numbers, shape, 100, 128)
+    found = choose_reals(hopper, numbers, shape, 100, 128)
     assert found == Warpgroups(13, 1, 256, 256)
     assert (blocks_of(found, 12800), found.group_tiles, found.stages) == (124, 2, 3)
     assert found.shared_bytes == 128 * (2 * 3 * 192 + 2 * 104) + 48 + 12 * 104 + 24 * 256
-    assert choose_for(hopper, numbers, shape, 100, 64) == Warpgroups(13, 2, 256, 256)
-    assert choose_for(hopper, numbers, shape, 100, 32) == Warpgroups(8, 2, 256, 256)
-    assert isinstance(choose_for(hopper, numbers, shape, 100, 8), Block)
+    assert choose_reals(hopper, numbers, shape, 100, 64) == Warpgroups(13, 2, 256, 256)
+    assert choose_reals(hopper, numbers, shape, 100, 32) == Warpgroups(8, 2, 256, 256)
+    assert isinstance(choose_reals(hopper, numbers, shape, 100, 8), TiledReals)
     # one that is over sooner than others of as much work, which would start again and again
     assert choose_warpgroups(512, 12800, 256, 1, 132) == Warpgroups(14, 1, 512, 256)
     for arch in ("sm_80", "sm_100"):
         other = SimpleNamespace(clusters=hopper.clusters, arch=arch)
-        assert isinstance(choose_for(other, numbers, shape, 100, 128), Block)
+        assert isinstance(choose_reals(other, numbers, shape, 100, 128), TiledReals)
     numbers = executor.numbers_of(plan_of(WIDE, 256, 256, 1))
-    assert choose_for(hopper, numbers, shape, 100, 128) == found
+    assert choose_reals(hopper, numbers, shape, 100, 128) == found
     assert choose_warpgroups(128, 12800, 128, 1, 132) == Warpgroups(13, 1, 128, 128)
     assert choose_warpgroups(128, 12800, 128, 2, 132) == Warpgroups(7, 1, 128, 128, 2)
     assert choose_warpgroups(64, 12800, 128, 2, 132) is None
     # a plane takes the room of a row
     numbers = executor.numbers_of(plan_of(QuantConfig.w8a16(), 256, 256, 1))
-    assert choose_for(hopper, numbers, shape, 100, 64) == Warpgroups(7, 1, 256, 256, 2)
+    assert choose_reals(hopper, numbers, shape, 100, 64) == Warpgroups(7, 1, 256, 256, 2)
 
 
 @pytest.mark.parametrize("units", [16, 100, 256, 1024, 4096])

@@ -1,17 +1,16 @@
 """What the planner of the recurrence chooses: shapes that fit, on chips of all kinds."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from quant_gru import QuantGRUError
-from quant_gru.kernels.cuda.plan.structure import Gates
+from quant_gru.kernels._native import Gates
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_compile import BYTES, FORMS, IN_HALVES
+from test_compile import BYTES, FORMS, IN_HALVES, changed
 
 
 @pytest.mark.parametrize(
@@ -62,13 +61,13 @@ def test_blocks_of_few_threads_share_a_multiprocessor():
     light, heavy = (planner.make_shape(H, 16, 2, 1, 8) for H in (512, 1024))
     assert light.resident(BYTES, RESIDENT) == (7, 14)
     assert heavy.resident(BYTES, RESIDENT) == (7, 7)
-    assert planner.waves(light, BYTES, 7, RESIDENT) == planner.waves(heavy, BYTES, 7, RESIDENT) == 1
-    assert 1 < planner.waves(light, BYTES, 8, RESIDENT) < planner.waves(light, BYTES, 15, RESIDENT)
-    assert planner.waves(heavy, BYTES, 8, RESIDENT) == 2
+    assert light.waves(BYTES, 7, RESIDENT) == heavy.waves(BYTES, 7, RESIDENT) == 1
+    assert 1 < light.waves(BYTES, 8, RESIDENT) < light.waves(BYTES, 15, RESIDENT)
+    assert heavy.waves(BYTES, 8, RESIDENT) == 2
 
 
 def test_blocks_with_tables_share_where_fewer_steps_are_ahead():
-    form = replace(IN_HALVES, own=Gates("float", (3, 3, 3), 98328))
+    form = changed(IN_HALVES, own=Gates("float", (3, 3, 3), 98328))
     light, heavy = (planner.make_shape(512, blocks, 1, 1, 4) for blocks in (8, 4))
     assert (light.ring(form), heavy.ring(form)) == (2, 4)
     assert 2 * (light.shared_bytes(form) + 1024) <= 228 << 10
@@ -95,5 +94,5 @@ def test_large_strips_go_in_one_piece():
 def test_a_strip_costs_less_beside_another():
     one, two = (planner.make_shape(1024, 16, 2, 1, rows) for rows in (8, 16))
     for form in (BYTES, FORMS["w8a16-float"]):
-        times = [planner.step_time(shape, form) for shape in (one, two)]
+        times = [shape.step_time(form) for shape in (one, two)]
         assert times[0] <= times[1] < 2 * times[0]

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sanitize
 import sanitized_calls
 
-from quant_gru.kernels.cuda.projection.from_reals import choose_warpgroups
+from quant_gru.kernels._native import choose_warpgroups
 
 ATTACH = "========= Error: Target application failed to attach\n"
 OF_OTHERS = """========= COMPUTE-SANITIZER

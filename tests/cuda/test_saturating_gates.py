@@ -11,8 +11,7 @@ import torch
 from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer import cell
-from quant_gru.kernels.cuda.gates.saturating import saturated_numbers
+from quant_gru.integer import cell as reference
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan import structure as frozen
 from quant_gru.kernels.cuda.structs import CELL_C, SaturatedC
@@ -63,7 +62,7 @@ def check(host, plan, seed):
     q, generator = plan.frozen.quantizers, torch.Generator().manual_seed(seed)
     Wx, Rh = (codes_of(q[n], (3, COUNT), generator) for n in ("matmul.Wx", "matmul.Rh"))
     h = codes_of(q["output.h"], (COUNT,), generator)
-    expected = cell.gates(plan, Wx.flatten(), Rh.flatten(), h)
+    expected = reference.gates(plan, Wx.flatten(), Rh.flatten(), h)
     assert torch.equal(run(host, plan, Wx, Rh, h).to(torch.int64), expected)
 
 
@@ -116,4 +115,4 @@ def test_sums_of_too_many_bits_are_not_saturated():
     for below, expected in ((13, True), (16, False)):
         gru.adjust_quant_config("Rh", exp2_inv=below - round(math.log2(sum_scale)))
         plan = gru._plan().cells[0][0]
-        assert (saturated_numbers(plan.frozen) is not None) == expected
+        assert (frozen.frozen_numbers(plan.frozen).saturated is not None) == expected

@@ -7,10 +7,11 @@ from host_machine import Host
 from kernel_runtime.cuda.launch import Kernel
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernels import _native
+from quant_gru.kernels._native import Method
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.forward.stack import Stack
-from quant_gru.kernels.cuda.projection import overlap, select
-from quant_gru.kernels.cuda.projection.select import Method
+from quant_gru.kernels.cuda.projection import select
 from quant_gru.kernels.cuda.recurrence import planner
 
 PROJECTIONS = {
@@ -70,8 +71,8 @@ def plan_of(config, C, H):
 @pytest.mark.parametrize(("C", "H"), SHAPES)
 def test_prepared_calls_and_the_executor_choose_alike(machine, monkeypatch, config, C, H):
     """Codes are all that the executor reads, and its projection ends before its recurrence."""
-    monkeypatch.setattr(select, "reads_reals", lambda numbers: False)
-    monkeypatch.setattr(overlap, "ALLOWED", False)
+    monkeypatch.setattr(select.POLICY, "reads_reals", False)
+    monkeypatch.setattr(select.POLICY, "overlaps", False)
     plan = plan_of(config, C, H)
     stack = Stack(plan, machine)
     for T, N in SIZES:
@@ -97,13 +98,13 @@ def test_what_is_selected_is_launched(machine, config, C, H, real_values):
         shape = planner.choose(numbers.form, H, N, 1, machine.clusters())
         if shape is None:
             continue
-        found = overlap.overlap_of(machine, numbers, shape, T, N)
+        found = select.overlap_of(machine, numbers, shape, T, N)
         selection = select.select(
             machine, numbers, shape, T, N, real_values=real_values, overlap=found
         )
-        assert (selection.reals is not None) == (selection.method is Method.REALS_TILED)
-        assert (selection.codes is not None) == (selection.method is Method.CODES_TILED)
-        assert real_values or not selection.method.reads_reals
+        assert (selection.reals is not None) == (selection.method == Method.REALS_TILED)
+        assert (selection.codes is not None) == (selection.method == Method.CODES_TILED)
+        assert real_values or not selection.reads_reals
         if real_values:
             stack.schedule(T, N, CallForm())
             assert machine.taken()[1] == [selection.method]
@@ -120,3 +121,13 @@ def test_every_way_is_selected(tmp_path):
                 way = select.select(machine, numbers, shape, T, N, real_values=real_values)
                 found.add(way.method)
     assert found == set(Method)
+
+
+def test_sums_of_bytes_are_those_that_int32_holds():
+    """With more features, products of two bytes that are -128 would add up to 2^31."""
+    most, shape = (1 << 31) // (128 * 128), planner.make_shape(16, 1, 1, 1, 1)
+    chip = _native.Chip("sm_90a", {1: 132, 2: 66})
+    for features, method in ((most - 1, Method.GEMM), (most, Method.CODES_FEW_ROWS)):
+        size = _native.ProjectionSize(65, 1, features, 16, (16, True, 1.0, 0), shape)
+        found = _native.select_projection(chip, size, False, None, select.POLICY)
+        assert found.method == method

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Kept
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.plan import structure
-from quant_gru.kernels.cuda.projection import from_reals
-from quant_gru.kernels.cuda.recurrence import direction_fusion, planner
+from quant_gru.kernels.cuda.projection.select import POLICY
+from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -82,8 +82,8 @@ def test_whole_calls_by_groups_of_warps(host, monkeypatch, config, shape):
     """The first layer's projection, of both directions, where products of four warps are."""
     monkeypatch.setenv(planner.VARIABLE, shape)
     monkeypatch.setattr(host, "arch", "sm_90a")
-    monkeypatch.setattr(from_reals, "_WGMMA_ROWS", 0)
-    monkeypatch.setattr(from_reals, "_WGMMA_WORK", 0)
+    monkeypatch.setattr(POLICY, "group_rows", 0)
+    monkeypatch.setattr(POLICY, "group_work", 0)
     gru = quantized(config, num_layers=2, bidirectional=True)
     host.launched.clear()
     check_calls(gru, host, (9, 8))
@@ -308,7 +308,7 @@ def test_directions_that_fill_a_device_run_as_fast_as_each_can(host, monkeypatch
     assert (one.recurrence.real, other.recurrence.real) == ("float", "double")
 
     def launches(cells, N):
-        return direction_fusion.launches_of(cells, N, host.clusters())
+        return planner.launches_of(cells, N, host.clusters())
 
     ((cells, form),) = launches(layer, 64)
     assert cells == layer
@@ -320,6 +320,17 @@ def test_directions_that_fill_a_device_run_as_fast_as_each_can(host, monkeypatch
 
 INT8, W8A16 = QuantConfig.int8(), QuantConfig.w8a16()
 BOTH_OUTPUTS = {name: {"bitwidth": 16} for name in ("z_out", "g_out")}
+
+
+def table_bytes(cell, modes):
+    """Room for the tables of a cell wherever they begin: outputs in pairs, lines in pairs."""
+    sizes = {
+        structure.DIRECT: lambda codes: 8 * ((codes + 1) // 2),
+        structure.DIRECT_GLOBAL: lambda codes: 0,
+        structure.COMPRESSED: lambda codes: 8 + 8 * 2 * -(-(codes + 15) // 32),
+    }
+    tables = zip((cell.z, cell.r, cell.g), modes, strict=True)
+    return sum(sizes[mode](table.entries) for table, mode in tables)
 
 
 @pytest.mark.parametrize(
@@ -355,8 +366,8 @@ def test_a_launch_is_exact_for_both_directions(host, config, changes, real, tabl
     assert (macros["QG_WORDS"], macros["SATURATED"]) == (words, 0)
     assert macros["QG_POT"] == (real == "float")
     layer = stack.Stack(gru._plan(), host).layers[0]
-    ((_, form),) = direction_fusion.launches_of(layer, 3, host.clusters())
-    sizes = [cell.numbers.frozen.table_bytes(tables) for cell in layer]
+    ((_, form),) = planner.launches_of(layer, 3, host.clusters())
+    sizes = [table_bytes(cell.numbers.frozen.cells["double"], tables) for cell in layer]
     assert form.recurrence.table_bytes == max(sizes)
 
 

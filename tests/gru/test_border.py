@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.execution import sequence_layout
 from quant_gru.integer.call_form import inward, outward
-from quant_gru.modules import call
+from quant_gru.modules import quantization_state
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64]
 OPTIONS = [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True}]
@@ -21,9 +21,9 @@ OPTIONS = [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True}]
 
 def prepared_anew(monkeypatch, run):
     """How often a call is prepared while something runs."""
-    calls, prepare = [], call.prepare
+    calls, prepare = [], quantization_state.prepare
     with monkeypatch.context() as patch:
-        patch.setattr(call, "prepare", lambda *a: calls.append(a) or prepare(*a))
+        patch.setattr(quantization_state, "prepare", lambda *a: calls.append(a) or prepare(*a))
         run()
     return len(calls)
 

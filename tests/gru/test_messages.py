@@ -310,3 +310,13 @@ def test_arguments_of_nearly_the_name():
 def test_a_folder_that_does_not_exist(tmp_path):
     with pytest.raises(ConfigError, match=r"in a folder that exists, got folder '.*no/such'"):
         quantized().export_quant_params(tmp_path / "no" / "such" / "p.json")
+
+
+@pytest.mark.parametrize(
+    "use", [lambda gru: gru(torch.zeros(2, 1, C)), QuantGRU.freeze, QuantGRU.get_quant_config]
+)
+def test_a_missing_weight_is_named(use):
+    gru = quantized()
+    del gru.weight_hh_l0
+    with pytest.raises(QuantGRUError, match="Expected weight_hh_l0 to be a tensor, got none"):
+        use(gru)

@@ -8,7 +8,7 @@ from torch import nn
 
 from quant_gru import ConfigError, FrozenQuantGRU, ParameterError, QuantGRU, QuantGRUError
 from quant_gru.execution.noise import draw
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels import dispatch
 from quant_gru.kernels.cpu import executor as cpu

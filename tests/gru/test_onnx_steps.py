@@ -112,7 +112,7 @@ def test_a_list_has_every_output_of_its_table(function, bits, R):
     from onnx.reference import ReferenceEvaluator
 
     from quant_gru.interchange.onnx.builder import Builder, model_of, proto_of
-    from quant_gru.interchange.onnx.listed import is_even, is_stored, list_of, outputs
+    from quant_gru.interchange.onnx.lookups import is_even, is_stored, list_of, outputs
 
     pre = Quantizer(bits[0], signed=True, scale=float(np.float32(R * 2.0 ** (1 - bits[0]))))
     unit = 1 - bits[1] if function == "tanh" else -bits[1]

@@ -7,6 +7,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from quant_gru.execution.sequence_layout import normalize
+from quant_gru.parameters.schema import Shape
 
 C = 3
 
@@ -25,9 +26,8 @@ def draw(seed):
 def normalized(packed, hx=None):
     N = int(packed.batch_sizes[0])
     like = torch.zeros(1, device="cpu")
-    sequence = normalize(
-        packed, hx, input_size=C, hidden_size=C, states=1, batch_first=False, like=like
-    )
+    shape = Shape(input_size=C, hidden_size=C, num_layers=1, bias=True, bidirectional=False)
+    sequence = normalize(packed, hx, shape, False, like)
     assert sequence.x.shape == (len(packed.batch_sizes), N, C)
     return sequence
 

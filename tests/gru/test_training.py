@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Tape, straight_through
 from quant_gru.kernels import _native
 from quant_gru.kernels.dispatch import CPU

@@ -13,8 +13,7 @@ from test_weights import example_qparams
 from quant_gru import QuantConfig
 from quant_gru.integer.bias_correction import LARGEST_FLOAT, InputMean, corrected
 from quant_gru.integer.plan import build_weights
-from quant_gru.integer.qparams import float32
-from quant_gru.integer.weight_values import corrected_bias
+from quant_gru.integer.qparams import corrected_bias, float32
 
 
 def by_fractions(b, w, codes, scale, mean, bits):

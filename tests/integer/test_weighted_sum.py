@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.weighted_sum import (
     TIER_BOUNDS,
     WeightedSum,

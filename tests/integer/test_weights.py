@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from quant_gru import QuantConfig
 from quant_gru.integer.plan import build_weights
-from quant_gru.integer.qparams import make_qparams
+from quant_gru.integer.qparams import make_qparams, weight_scales
 from quant_gru.integer.quantizer import Quantizer, code_limits
-from quant_gru.integer.weight_values import weight_scales
 from quant_gru.integer.weights import bias_scales, matrix_scales, power_of_two, quantize_rows
 
 

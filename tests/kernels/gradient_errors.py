@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
-from quant_gru.integer.reference import states_before
+from quant_gru.integer.cell import states_before
 
 SUMS = ("W", "R", "bw", "br")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import quant_gru
 from quant_gru.config import ACTIVATIONS
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import plan_packing
 

@@ -55,7 +55,7 @@ def main() -> None:
     from live_cases import live_and_fresh, random_qparams, random_weights, same_part
     from random_plans import KINDS, random_case
 
-    from quant_gru.integer import reference
+    from quant_gru.integer import cell as reference
     from quant_gru.integer.backward import Tape, Wanted, straight_through
     from quant_gru.kernels import _native
     from quant_gru.kernels.cpu import executor

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.kernels import _native, dispatch
 from quant_gru.kernels.cpu import executor
 

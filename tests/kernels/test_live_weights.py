@@ -18,7 +18,7 @@ from live_cases import REACH, live_and_fresh, random_qparams, random_weights, sa
 from random_plans import random_mean
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.plan import build_weights
 from quant_gru.integer.qparams import make_qparams
 from quant_gru.integer.quantizer import Quantizer

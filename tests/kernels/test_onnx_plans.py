@@ -7,7 +7,7 @@ from random_stacks import random_stack
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from quant_gru import QuantGRUError, export_onnx
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -17,12 +17,16 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from quant_gru.interchange.onnx.boundary import moved  # noqa: E402
-from quant_gru.interchange.onnx.builder import Builder, model_of  # noqa: E402
+from quant_gru.interchange.onnx.builder import (  # noqa: E402
+    CONTAINERS,
+    Builder,
+    graph_input,
+    model_of,
+)
 from quant_gru.interchange.onnx.exact import Term, clipped, rule_of, weighted_sum  # noqa: E402
-from quant_gru.interchange.onnx.integer import CONTAINERS, IntegerCell  # noqa: E402
+from quant_gru.interchange.onnx.integer import IntegerCell  # noqa: E402
 from quant_gru.interchange.onnx.layers import codes_of_scan, steps_that_run  # noqa: E402
 from quant_gru.interchange.onnx.lookups import limits, look_up  # noqa: E402
-from quant_gru.interchange.onnx.model import graph_input  # noqa: E402
 from quant_gru.interchange.onnx.verify import session_of  # noqa: E402
 
 

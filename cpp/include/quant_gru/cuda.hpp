@@ -71,7 +71,8 @@ class QUANT_GRU_API Model {
 
     // Compiles and loads the kernels of a call, and allocates its workspace. Kernels that this
     // machine has not compiled before take some seconds. Must not be called while any stream of
-    // the GPU is captured. Throws ArgumentError if T or N is less than 1, or DeviceError.
+    // the GPU is captured. Throws ArgumentError if T or N is less than 1, or if the environment
+    // variable QUANT_GRU_CUDA_SHAPE names no layout of this GPU; or DeviceError.
     Call prepare(int64_t T, int64_t N) const;
 
  private:

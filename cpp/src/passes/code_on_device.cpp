@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/device.hpp"
+#include "cuda/host/runtime.hpp"
 #include "passes/code_conversions.hpp"
 #include "passes/host_arrays.hpp"
 #include "passes/pointers.hpp"

@@ -9,7 +9,7 @@
 #include <dlfcn.h>
 #endif
 
-#include "cuda/shared_library.hpp"
+#include "kernel_runtime/native/shared_library.hpp"
 #include "quant_gru/cuda.hpp"
 #include "quant_gru/model.hpp"
 

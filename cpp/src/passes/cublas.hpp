@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/driver.hpp"
+#include "cuda/host/runtime.hpp"
 #include "passes/gemm.hpp"
 #include "quant_gru/gru_interface.hpp"
 

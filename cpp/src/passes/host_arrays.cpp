@@ -1,7 +1,6 @@
 #include "passes/host_arrays.hpp"
 
-#include "cuda/device.hpp"
-#include "passes/current_context.hpp"
+#include "cuda/host/runtime.hpp"
 #include "passes/on_device.hpp"
 #include "passes/pointers.hpp"
 
@@ -25,8 +24,8 @@ void *HostArrays::on_host(const void *array, size_t bytes, bool back) {
     copy->address = reinterpret_cast<uintptr_t>(array);
     copy->bytes.resize(bytes);
     copy->back = back;
-    copy->context = primary_context(place);
-    const CurrentContext current(copy->context);
+    copy->context = cuda::primary_context(place);
+    const cuda::CurrentContext current(copy->context);
     if (copies_.empty()) cuda::check(cuda::driver().cuStreamSynchronize(stream_));
     cuda::check(cuda::driver().cuMemcpyDtoH(copy->bytes.data(), copy->address, bytes));
     copies_.push_back(std::move(copy));
@@ -36,7 +35,7 @@ void *HostArrays::on_host(const void *array, size_t bytes, bool back) {
 void HostArrays::finish() {
     for (const auto &copy : copies_) {
         if (!copy->back) continue;
-        const CurrentContext current(copy->context);
+        const cuda::CurrentContext current(copy->context);
         cuda::check(
             cuda::driver().cuMemcpyHtoD(copy->address, copy->bytes.data(), copy->bytes.size()));
         cuda::check(cuda::driver().cuStreamSynchronize(nullptr));

@@ -4,9 +4,8 @@
 #include <optional>
 #include <type_traits>
 
-#include "cuda/device.hpp"
+#include "cuda/host/runtime.hpp"
 #include "passes/cublas.hpp"
-#include "passes/current_context.hpp"
 #include "passes/pointers.hpp"
 #include "passes/units.hpp"
 
@@ -29,8 +28,8 @@ struct Machine {
         : index(index_),
           step_rows(sizes.N == 1 ? 1 : kStepWarps),
           device(cuda::Device::at(index_)),
-          context(primary_context(index_)) {
-        const CurrentContext current(context);
+          context(cuda::primary_context(index_)) {
+        const cuda::CurrentContext current(context);
         products.emplace(blas);
         const std::string real = std::is_same_v<T, float> ? "float" : "double";
         const auto load = [&](const char *name) {
@@ -98,7 +97,7 @@ void OnDevice<T>::forward(int device, const PassSizes &sizes, Zoneout zoneout,
                           const ForwardArguments<T> &c) {
     Machine<T> &m = state_->machine(device, sizes);
     const cuda::Stream stream = state_->stream;
-    const CurrentContext current(m.context);
+    const cuda::CurrentContext current(m.context);
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     m.products->multiply({c.x, C, 1}, c.steps * N, c.W, C, 3 * H, c.tmp_Wx, false);
@@ -136,7 +135,7 @@ template <class T>
 void OnDevice<T>::backward(int device, const PassSizes &sizes, const BackwardArguments<T> &c) {
     Machine<T> &m = state_->machine(device, sizes);
     const cuda::Stream stream = state_->stream;
-    const CurrentContext current(m.context);
+    const cuda::CurrentContext current(m.context);
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     const int64_t items = c.steps * N, channels = 3 * H;

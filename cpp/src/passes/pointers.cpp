@@ -10,7 +10,8 @@
 #include <link.h>
 #endif
 
-#include "cuda/shared_library.hpp"
+#include "cuda/host/runtime.hpp"
+#include "kernel_runtime/native/shared_library.hpp"
 #include "passes/on_device.hpp"
 
 namespace quant_gru {

@@ -20,6 +20,7 @@ from actnn.allocation.threshold import MIN_BITS
 from actnn.saving.context import Saving
 from actnn.saving.norms import NORM_BITS
 from actnn.saving.settings import Bits
+from actnn.saving.uncompiled import uncompiled
 
 MOST_ERROR = 0.7  # of the whole gradient, relative; above, the budget rises
 PLAIN_ERROR = 0.3  # likewise; below, the backward of batch norms needs no correction
@@ -135,6 +136,7 @@ class Measured:
 
     # Around a forward of the model.
 
+    @uncompiled
     def watch(
         self, saving: Saving, forward: Callable[..., Any], arguments: Any, named: Any
     ) -> Replay | None:

@@ -12,8 +12,9 @@ from actnn.adapting.trials import Trial, Trials
 from actnn.allocation.threshold import MAX_BITS
 from actnn.saving.context import Saving
 from actnn.saving.settings import Bits
+from actnn.saving.uncompiled import uncompiled
 
-FEW = 3  # bits at and below which the noise is worth a look
+FEW = 4  # bits at and below which the noise is worth a look
 
 
 class Watched:
@@ -55,6 +56,7 @@ class Watched:
     def detach(self) -> None:
         """Do nothing."""
 
+    @uncompiled
     def watch(
         self, saving: Saving, forward: Callable[..., Any], arguments: Any, named: Any
     ) -> Replay | None:

@@ -19,7 +19,7 @@ from actnn.saving.active import ACTIVE, active_step, pack_in_step
 from actnn.saving.held import Held, View
 from actnn.saving.recompute import rerun
 from actnn.saving.step import Opaque
-from actnn.saving.swapping import Swapped, swap, swap_back
+from actnn.saving.swapping import Swapped, as_plain, swap, swap_back
 from actnn.saving.uncompiled import uncompiled
 
 ACTIVATION_SHARE = 8  # an activation of a unit has at least this part of its input's elements
@@ -67,8 +67,9 @@ class _Compiled:
     form: Form = (1.0, None)
     forms: dict[Form, Run] = field(default_factory=dict)
 
-    def of(self, run: Run) -> Run:
+    def of(self, module: nn.Module) -> Run:
         if self.form not in self.forms:
+            run = as_plain(module).forward
             # Static: costs belong to one shape, and units of other shapes may share this code.
             backend = _backend(self.form)
             self.forms[self.form] = torch.compile(run, backend=backend, dynamic=False)
@@ -90,7 +91,7 @@ class CompiledBlock(Swapped):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the unit's own forward; its saved tensors are compressed when it has ended."""
         compiled = self._actnn_compiled
-        run = compiled.of(super().forward)  # type: ignore[misc]
+        run = compiled.of(cast(nn.Module, self))
         step, fused = active_step(), compiled.form[1] is not None
         if step is None or fused:
             return run(*arguments, **named)

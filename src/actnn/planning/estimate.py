@@ -205,7 +205,7 @@ def _held(tensor: Tensor, whole: Tensor, bits: int, exact: int, norm: bool) -> i
     nbytes = n * whole.element_size()
     if nbytes < MIN_BYTES:  # a small part of a storage is copied, so that the rest is free
         return nbytes if 0 < 2 * nbytes < tensor.untyped_storage().nbytes() else exact
-    codes = bytes_of(n, max(bits, least_bits(tensor, op), NORM_BITS if norm else 1))
+    codes = bytes_of(n, max(bits, least_bits(tensor, op, bits), NORM_BITS if norm else 1))
     return min(nbytes, codes + (-(-n // 8) if op == RELU else 0))
 
 

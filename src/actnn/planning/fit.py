@@ -26,6 +26,7 @@ from actnn.planning.training_step import Loss, TrainingStep
 from actnn.planning.units import Unit, children_of, find_units, units_that_run
 from actnn.saving import Saving
 
+COMPILE_SECONDS = 180.0  # that measurements take at most if nobody says how long they may
 ROUNDS = 6  # corrections of the prediction by a real step
 MOST_NOISE = 0.1  # of the gradient's squared norm, above which a plan warns
 SLACK = 0.02  # of the budget that may stay unused
@@ -76,7 +77,8 @@ def fit(
             what comes and how long all may take). None draws a bar if standard error is a
             terminal.
         max_seconds: After this time, the best plan of those measured by then is taken. What any
-            plan needs is measured nevertheless. Compiling is not interrupted.
+            plan needs is measured nevertheless. Compiling is not interrupted. None is no limit, but
+            180 with `compile`; math.inf is none.
 
     Returns:
         The plan, which is in effect.
@@ -119,8 +121,16 @@ class Planner:
     ) -> None:
         if not isinstance(bits, Sequence) or isinstance(bits, str):
             raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")
+        if max_seconds is None and compile:
+            max_seconds = COMPILE_SECONDS
         self._progress = Measuring(progress, max_seconds)
         step = TrainingStep(model, example, loss)
+        devices = sorted({str(parameter.device) for parameter in model.parameters()})
+        if len(devices) > 1:
+            raise ActNNError(
+                "Expected the model to be on one device, got parameters on "
+                f"{' and '.join(devices)}; a plan is for the memory of one"
+            )
         units = find_units(model)
         self._model, self._seed, self._compile = model, seed, compile
         self._saving: Saving | None = None
@@ -128,7 +138,7 @@ class Planner:
         self._seconds: dict[Choices, float] = {}
         self._noises: dict[Choices, float] = {}
         self._right: dict[BlockChoice, bool] = {}
-        saving: Any = compress(model, seed=seed).actnn
+        saving = _compressed(model, seed)
         try:
             self._units = _in_order(units, step, saving)
             self._measurement = Measurement(step, self._units, self._apply)
@@ -147,7 +157,7 @@ class Planner:
         """Put choices into effect, after `uncompress`, too."""
         model: Any = self._model
         if getattr(model, "actnn", None) is not self._saving:
-            self._saving = compress(model, seed=self._seed).actnn
+            self._saving = _compressed(model, self._seed)
             if self._compile:
                 compile_units(model, self._units)
         apply(model.actnn, self._units, choices)
@@ -213,7 +223,11 @@ class Planner:
             by_unit = by_unit if by_unit in self.costs.of else KEEP
             peak = self.costs.peak((by_unit,) * len(self._units))
             fits = peak * (1 - WHOLE_SAVES * choice.whole) <= room
-            if fits and self._is_right(choice):
+            if not fits or self._is_beaten(choice, room):
+                continue
+            if choice.whole and not self._progress.has_time_for(self._measurement.compile_seconds):
+                self._late.append(f"max_seconds are over: not measured: '{choice}'")
+            elif self._is_right(choice):
                 self._peak_of(as_run(self._units, (choice,) * len(self._units)), room)
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
@@ -222,6 +236,17 @@ class Planner:
                 smallest = solve(_by_bytes(costs), smallest_budget(costs), 0.0)
                 assert smallest is not None
                 self._peak_of(as_run(self._units, smallest), room)
+
+    def _is_beaten(self, choice: BlockChoice, room: int) -> bool:
+        """Whether a model compiled as one fits that does the same, and recomputes or rounds less.
+
+        It is faster, and compiling takes longer than all other measurements.
+        """
+        if not choice.whole:
+            return False
+        as_one = [plan[0] for plan, peak in self._peaks.items() if plan[0].whole and peak <= room]
+        exact = max((each.memory for each in as_one if each.bits is None), default=0.0)
+        return exact > (choice.memory if choice.bits is None else MEMORY_SHARES[0])
 
     def _is_right(self, choice: BlockChoice) -> bool:
         """Whether a model that is compiled as one has the gradient of the one that keeps all."""
@@ -256,7 +281,7 @@ class Planner:
         for plan in sorted(fitting, key=lambda each: -self._peaks[each]):
             if plan not in self._seconds:
                 if self._progress.is_over and least < math.inf:
-                    self._late = ["max_seconds are over: not all plans that fit were timed"]
+                    self._late.append("max_seconds are over: not all plans that fit were timed")
                     break
                 self._progress.next("timing a plan that fits")
             cost = self._cost(plan, noise_price)
@@ -296,6 +321,13 @@ class Planner:
                 return self._peaks[plan]
             torch.cuda.empty_cache()  # here the error no longer holds tensors
         return self._peaks.get(plan, 2 * room)
+
+
+def _compressed(model: nn.Module, seed: int) -> Saving:
+    """Compress a model for plans, whose noise is measured here."""
+    saving: Saving = compress(model, seed=seed).actnn  # type: ignore[assignment]
+    saving.adaptive = None
+    return saving
 
 
 def _limits(budget: int | str, reserve: int | str | None, noise_price: float) -> tuple[int, int]:
@@ -350,11 +382,11 @@ def _candidates(device: torch.device, bits: Sequence[int], compile: bool) -> lis
     candidates = [KEEP, RECOMPUTE, BlockChoice("compress", 32)]
     candidates += [BlockChoice("compress", each) for each in bits]
     candidates += [BlockChoice("recompute", each) for each in bits if each in INPUT_BITS]
-    if compile:
-        candidates += [BlockChoice("keep", memory=share) for share in MEMORY_SHARES]
-        candidates += [BlockChoice("compress", each, fused=True) for each in bits if each in FUSED]
     if device.type == "cuda":
         candidates.append(BlockChoice("offload"))
+    if compile:  # what may be left out for lack of time comes last
+        candidates += [BlockChoice("compress", each, fused=True) for each in bits if each in FUSED]
+        candidates += [BlockChoice("keep", memory=share) for share in MEMORY_SHARES]
     return candidates
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from actnn.planning.progress import Measuring
 from actnn.planning.timeline import Timeline, record, record_times
 from actnn.planning.training_step import TrainingStep
 from actnn.planning.units import Unit
-from actnn.planning.verify import limit_of, mark_unrepeatable, text_of
+from actnn.planning.verify import ROUNDED, limit_of, mark_unrepeatable, text_of
 
 LEAST = 1.002  # seconds of a choice that saves memory, as a share of those of keeping all
 
@@ -47,6 +48,7 @@ class Measurement:
         apply: As above.
         notes: What is left out, and why.
         compare: Compares the gradients of choices.
+        compile_seconds: How long it took to compile all blocks in one form, if they are compiled.
     """
 
     def __init__(self, step: TrainingStep, units: list[Unit], apply: Apply) -> None:
@@ -54,6 +56,8 @@ class Measurement:
         self.notes: list[str] = []
         self._repeats = 3 if step.device.type == "cpu" else 7
         self.compare = Comparison(step, units, apply)
+        self.compile_seconds = 0.0
+        self._draws = True  # whether the forward draws random numbers
         self._same_masks = True  # whether all choices draw the same random numbers
         self._share = 1  # of the batch, for which noise was measured
         self._again = 0.0  # the difference between two equal steps
@@ -77,18 +81,24 @@ class Measurement:
         progress.next("comparing recomputation with keeping all")
         units = len(self._units)
         keep_all = [KEEP] * units
+        begin = time.monotonic()
+        self.apply(keep_all)
+        self._draws = self._step.draws()
         self._again = mark_unrepeatable(self._units, lambda plan: self.compare(plan, keep_all))
         masks = self.compare([LOSSLESS] * units, keep_all)
         self._same_masks = masks.total <= limit_of(self._again)
+        self.compile_seconds = time.monotonic() - begin
         of: dict[BlockChoice, UnitCosts] = {}
+        late = []
         for index, choice in enumerate(choices):
-            if index > 1 and progress.is_over:
-                left = ", ".join(f"'{each}'" for each in choices[index:])
-                self.notes.append(f"max_seconds are over: not measured: {left}")
-                break
+            if index > 1 and (progress.is_over or not progress.has_time_for(self._needs(choice))):
+                late.append(f"'{choice}'")
+                continue
             progress.next(f"each block: {choice}")
             if self.is_right(choice):
                 of[choice] = self._measured(choice)
+        if late:
+            self.notes.append(f"max_seconds are over: not measured: {', '.join(late)}")
         keep = of.get(KEEP)
         for choice, each in of.items():
             if keep is not None and choice.memory == 1.0:
@@ -96,6 +106,16 @@ class Measurement:
                 least = keep.seconds * (1.0 if choice == KEEP else LEAST)
                 of[choice] = replace(each, seconds=np.maximum(each.seconds, least))
         return Costs(self._base, self._loss, float(self._other), of)
+
+    def _needs(self, choice: BlockChoice) -> float:
+        """Seconds that must be left for a choice: those of compiling it.
+
+        PyTorch's recomputation within blocks gains less than the model compiled as one does, so
+        that there must be time for that, too.
+        """
+        if choice.form == KEEP.form:
+            return 0.0
+        return self.compile_seconds * (1 if choice.fused else 3)
 
     def peak(self, choices: Sequence[BlockChoice]) -> int:
         """Run a step with a choice for each unit, and return its peak in bytes.
@@ -123,19 +143,24 @@ class Measurement:
 
     def is_right(self, choice: BlockChoice) -> bool:
         """Whether a choice without noise has the exact gradient; a note says why not."""
-        exact = exact_form(choice)
-        if not is_exact(choice) or choice in (exact, RECOMPUTE):
+        if not is_exact(choice) or choice in (exact_form(choice), RECOMPUTE):
             return True
+        compiled = choice.form != KEEP.form
+        # Without random numbers compiled forms differ in where they round alone, so that none needs
+        # a form of its own for comparison, which takes long to compile.
+        exact, limit = exact_form(choice), limit_of(self._again)
+        if compiled and not self._draws:
+            exact, limit = KEEP, max(limit, ROUNDED)
         units = len(self._units)
         total, _, error = self.compare([choice] * units, [exact] * units)
-        right = total <= limit_of(self._again)
+        right = total <= limit
         if not right:
             self.notes.append(f"'{choice}' is left out: {text_of(total, error)}")
         return right
 
     def _exact_of(self, choices: Sequence[BlockChoice]) -> list[BlockChoice]:
         """The choices to compare with. If no mask differs, these are the same for all."""
-        if self._same_masks and not choices[0].whole:
+        if self._same_masks:
             return [KEEP] * len(choices)
         return [exact_form(choice) for choice in choices]
 

@@ -38,6 +38,10 @@ class Measuring:
         self._begin = time.monotonic()
         self._done = self._total = 0
 
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether something that takes so long would end in time."""
+        return self._limit is None or time.monotonic() - self._begin + seconds <= self._limit
+
     def begin(self, total: int) -> None:
         """Say how many measurements come, in addition to those before."""
         self._total += total

@@ -136,6 +136,20 @@ class TrainingStep:
         less.example = mapped(cut, self.example)
         return less
 
+    def draws(self) -> bool:
+        """Run the forward, and say whether it draws random numbers of torch."""
+        with self.isolated():
+            before = self._random_states()
+            self.loss()
+            after = self._random_states()
+        return not all(map(torch.equal, before, after))
+
+    def _random_states(self) -> list[Tensor]:
+        states = [torch.get_rng_state()]
+        if self.device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self.device))
+        return states
+
     @contextmanager
     def isolated(self) -> Iterator[None]:
         """Start from no gradients and fixed random numbers; afterwards everything is as before.

@@ -11,6 +11,7 @@ from actnn.planning.comparison import KEEP, RECOMPUTE, Difference
 from actnn.planning.units import Unit
 
 TOLERANCE = 1e-5  # squared difference of equal gradients over their squared norm: of rounding
+ROUNDED = 2.5e-3  # likewise, of code that is compiled in another way
 MOST_STEPS = 40  # that look for the units
 
 Compare = Callable[[Sequence[BlockChoice]], Difference]

@@ -47,7 +47,7 @@ def is_compared(tensor: Tensor) -> bool:
 
 
 def operands_of(
-    result: Tensor, rounded: Iterable[tuple[Any, Any, int, int]]
+    result: Tensor, rounded: Iterable[tuple[Any, Any, int, int]], first: int | None = None
 ) -> Iterator[tuple[Any, Tensor, int]]:
     """Find the operands of an operation, which has just saved them, among rounded tensors.
 
@@ -55,12 +55,13 @@ def operands_of(
         result: The result of the operation.
         rounded: The tensors that were rounded last: weak references to what is held and to the
             tensor, its version, and the index of its record.
+        first: How many of the operands are looked for, in their order; None for all.
 
     Yields:
         What is held, the tensor, and the index of its record.
     """
     assert result.grad_fn is not None
-    nodes = [node for node, _ in result.grad_fn.next_functions if node is not None]
+    nodes = [node for node, _ in result.grad_fn.next_functions[:first] if node is not None]
     operands = {node._sequence_nr() for node in nodes}
     for packed, tensor, version, record in rounded:
         held, exact = packed(), tensor()

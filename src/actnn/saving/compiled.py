@@ -22,7 +22,7 @@ from actnn.codec import UNBOUNDED, Bounds, executors, ops
 from actnn.saving import _native
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
-from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS, bounds_of
+from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS, attention_bits, bounds_of
 from actnn.saving.graph_order import arrange, is_compared, is_read, traced_node
 from actnn.saving.graph_views import made_by, readers_of, source_of
 from actnn.saving.records import LOSSLESS, TensorInfo
@@ -79,7 +79,7 @@ class GraphHooks:
         saving, node = self._saving(), traced_node()
         assert saving is not None
         assert node is not None
-        arrange()
+        arrange(rounds=not saving.is_uniform or saving.default.bits != LOSSLESS)
         if not is_read():
             return ("unread",)
         size = math.prod(x.shape) * x.element_size()
@@ -115,7 +115,9 @@ class GraphHooks:
         least = 1
         if made.target in _NONLINEAR:
             least = NONLINEAR_BITS
-        elif any("attention" in str(each.target) for each in [*readers_of(made), *_parents(made)]):
+        elif any(_is_attention(each) for each in readers_of(made)):
+            least = attention_bits(choice.bits or saving.bits)
+        elif any(map(_is_attention, _parents(made))):
             least = ATTENTION_BITS
         return max(least, choice.bits or 0)
 
@@ -184,9 +186,13 @@ def _parents(node: fx.Node) -> list[fx.Node]:
     return [node.args[0]] if node.target is operator.getitem else []  # type: ignore[list-item]
 
 
+def _is_attention(node: fx.Node) -> bool:
+    return "attention" in str(node.target)
+
+
 def _is_statistic(node: fx.Node, x: Tensor) -> bool:
     """Whether a tensor has one number for many: a mean, a deviation, the logarithm of a sum."""
-    attention = any("attention" in str(parent.target) for parent in _parents(node))
+    attention = any(map(_is_attention, _parents(node)))
     return x.dim() == 0 or x.shape[-1] == 1 or (attention and bool(node.args[1]))
 
 

@@ -122,7 +122,7 @@ def op_of(tensor: Tensor) -> str:
 
 
 def is_attention(op: str) -> bool:
-    """Whether an autograd node is one of attention: it saves its result, as the next layer does."""
+    """Whether an autograd node is one of attention."""
     return op.startswith("ScaledDotProduct")
 
 
@@ -140,20 +140,29 @@ def bounds_of(op: str, dtype: torch.dtype) -> Bounds:
     return _BOUNDS.get(op, UNBOUNDED)
 
 
-def least_bits(tensor: Tensor, op: str) -> int:
+def attention_bits(bits: int) -> int:
+    """Return the bits of queries and keys where other tensors have `bits`: an exponential follows.
+
+    The noise of scores is that of queries and keys times the scores.
+    """
+    return min(NONLINEAR_BITS, max(ATTENTION_BITS, 2 * bits))
+
+
+def least_bits(tensor: Tensor, op: str, bits: int) -> int:
     """Return the fewest bits at which the noise of a tensor does little harm.
 
     Args:
         tensor: The tensor.
         op: Name of the autograd node that made it.
+        bits: Those of other tensors.
     """
     if op == CHECKPOINT:
         return CHOSEN_BITS
     if op in _NONLINEAR:
         return NONLINEAR_BITS
-    # Operands of attention: heads are split off by a transposed view (N, H, T, D). The result must
-    # match them, or the recomputed probabilities do not sum to 1.
-    heads = tensor.dim() == 4 and tensor._base is not None and not tensor.is_contiguous()
-    if heads or is_attention(op):
+    # Operands of attention: heads are split off by a transposed view (N, H, T, D).
+    if tensor.dim() == 4 and tensor._base is not None and not tensor.is_contiguous():
+        return attention_bits(bits)
+    if is_attention(op):  # with dropout its own backward needs the result, too
         return ATTENTION_BITS
     return _INFINITE_BITS if op in _INFINITE else 1

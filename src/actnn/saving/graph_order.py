@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
+from actnn.saving.attention import repeat_attention
 from actnn.saving.graph_views import ALIASES, inputs_of, share_views
 
 _arranged: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
@@ -53,12 +54,15 @@ def is_compared() -> bool:
     return False
 
 
-def arrange() -> None:
+def arrange(*, rounds: bool = True) -> None:
     """Move what hooks have added to the graphs that are being compiled.
 
     Then exact tensors live shortly: in the forward graph additions follow what they read, in the
     backward graph they precede what reads them, all but those of the last tensor. At the first
-    look, views of one tensor become one saved tensor.
+    look, views of one tensor become one saved tensor, and attention runs again in backward.
+
+    Args:
+        rounds: Whether tensors may be rounded.
     """
     context = _hook_context()()
     if context is None:
@@ -66,6 +70,8 @@ def arrange() -> None:
     forward, backward = context["_fw_graph"], context["_bw_graph"]
     if forward not in _arranged:
         share_views(forward, backward, context["_node"])
+        if rounds:
+            repeat_attention(forward, backward)
     for node in _added(forward):
         _behind_inputs(node)
     for node in reversed(_added(backward)):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from actnn import codec
 from actnn.saving import _native
+from actnn.saving.attention import REPEATED, Again, drops, saves_sums
 from actnn.saving.bit_masks import positive_mask
 from actnn.saving.comparisons import COMPARED, COMPARING, is_compared, operands_of
 from actnn.saving.dense import is_dense, whole_of
@@ -24,8 +25,8 @@ from actnn.saving.exclusions import (
     FORMS,
     NONLINEAR_BITS,
     RELU,
+    attention_bits,
     bounds_of,
-    is_attention,
     least_bits,
     op_of,
     weight_reason,
@@ -35,9 +36,9 @@ from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
 from actnn.saving.scaled import Scale, Scaled
-from actnn.saving.settings import Settings
+from actnn.saving.settings import Bits, Settings
 
-_native.set_rules(KEEP, FORMS, COMPARING)
+_native.set_rules(KEEP, FORMS, COMPARING | REPEATED)
 _KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
 _CODES = {bits: Choice("compress", bits) for bits in range(1, 9)}
 
@@ -206,7 +207,7 @@ class Step(_native.Step):
         boundary: bool,
         exact: str | None,
         module: nn.Module | None,
-    ) -> tuple[int, Choice, str, Any, int, bool, bool]:
+    ) -> tuple[int, Choice, str, Any, int, bool]:
         """Decide about tensors that may be compressed.
 
         Args:
@@ -227,8 +228,8 @@ class Step(_native.Step):
         choice = self._choice(tensor, path, op, exact is not None)
         bits = choice.bits
         if choice.action == "keep" or (choice.action == "compress" and bits == LOSSLESS):
-            return _KEEP, choice, exact or "kept", None, 0, False, False
-        least = self._least(part, op, boundary)
+            return _KEEP, choice, exact or "kept", None, 0, False
+        least = self._least(part, op, boundary, bits or 0)
         adapts = self.saving.adapts and bits == self.saving.bits and least == 1
         by_sample = adapts and self.saving.adaptive is not None and self.saving.adaptive.by_sample
         if (
@@ -237,28 +238,38 @@ class Step(_native.Step):
             or tensor.dtype == torch.float64
             or by_sample
         ):
-            return _OTHER, choice, "", None, 0, False, False
-        bits = max(bits, least, NORM_BITS if norm else 1, _floor(self.saving))
+            return _OTHER, choice, "", None, 0, False
+        bits = self._equal_bits(bits, least, norm)
         bounds = bounds_of(op_of(tensor), tensor.dtype)
         action = _ADAPT if adapts else _ENCODE
-        return action, _CODES[bits], "", bounds, bits, op == RELU, is_attention(op)
+        return action, _CODES[bits], "", bounds, bits, op == RELU
 
     def _adapt(
         self, tensor: Tensor, path: str, module: nn.Module | None, instead: bool
     ) -> tuple[int, Choice]:
         """Return the bits that a tensor gets by itself, and the choice."""
-        norm, adaptive, each = instead or is_norm(module), self.saving.adaptive, None
-        if adaptive is not None and is_dense(tensor):
-            each = adaptive.bits_of(path, tensor, len(self.records), norm=norm)
+        norm = instead or is_norm(module)
+        each = self._own_bits(tensor, path, norm)
         if each is not None and isinstance(each.bits, int):
             return each.bits, _CODES[each.bits]
-        bits = max(self.saving.bits, NORM_BITS if norm else 1, _floor(self.saving))
+        bits = self._equal_bits(self.saving.bits, 1, norm)
         return bits, _CODES[bits]
 
-    def _least(self, part: Tensor, op: str, boundary: bool) -> int:
+    def _own_bits(self, tensor: Tensor, path: str, norm: bool) -> Bits | None:
+        """Return what the allocator gives a tensor; None if it has no bits of its own."""
+        adaptive = self.saving.adaptive
+        if adaptive is None or not is_dense(tensor):
+            return None
+        return adaptive.bits_of(path, tensor, len(self.records), norm=norm)
+
+    def _equal_bits(self, bits: int, least: int, norm: bool) -> int:
+        """Return the bits of a tensor that has none of its own."""
+        return max(bits, least, NORM_BITS if norm else 1, _floor(self.saving))
+
+    def _least(self, part: Tensor, op: str, boundary: bool, bits: int) -> int:
         if not boundary:
-            return least_bits(part, op_of(part))
-        return NONLINEAR_BITS if self.saving.is_uniform else least_bits(part, op)
+            return least_bits(part, op_of(part), bits)
+        return NONLINEAR_BITS if self.saving.is_uniform else least_bits(part, op, bits)
 
     def _coder(
         self, tensor: Tensor, bits: int, bounds: codec.Bounds
@@ -288,12 +299,11 @@ class Step(_native.Step):
             bounds = bounds_of(op_of(tensor), tensor.dtype)
             if not codec.fits(tensor, saving.group, small=bounds == codec.UNBOUNDED):
                 return None, BEYOND, KEEP
-            least = self._least(part, op, boundary)
-            adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
-            norm, each = instead or is_norm(module), None
-            if adaptive is not None and is_dense(tensor):
-                each = adaptive.bits_of(path, tensor, len(self.records), norm=norm)
-            bits = max(bits, least, NORM_BITS if norm else 1, _floor(saving))
+            least = self._least(part, op, boundary, bits)
+            norm = instead or is_norm(module)
+            moves = bits == saving.bits and least == 1
+            each = self._own_bits(tensor, path, norm) if moves else None
+            bits = self._equal_bits(bits, least, norm)
             if each is None:
                 codes = self.encode(tensor, bits, bounds=bounds)
             else:
@@ -307,23 +317,60 @@ class Step(_native.Step):
             held = Offloaded(codes or tensor, self._queue, positive)
             saving.watch(held)
             return held, "in host memory", choice
-        return self._compressed(codes, positive, is_attention(op)), "compressed", choice
+        return self._compressed(codes, positive), "compressed", choice
 
-    def _compressed(
-        self, codes: codec.Codes, positive: Tensor | None, by_maker: bool
-    ) -> Compressed:
+    def _compressed(self, codes: codec.Codes, positive: Tensor | None) -> Compressed:
         held = codes.nbytes + (0 if positive is None else positive.nbytes)
         layout = (codes.shape, codes.strides, codes.dtype)
         decode = codec.decoder_of(codes)
         counter = self.saving.counter
-        return Compressed(
-            codes.data, codes.params, decode, positive, *layout, held, by_maker, counter
-        )
+        return Compressed(codes.data, codes.params, decode, positive, *layout, held, counter)
+
+    def _look_back(self, result: Tensor, is_new: bool) -> Again | None:
+        """Hold what an operation has saved as its backward needs it; its result is saved last.
+
+        Args:
+            result: The result.
+            is_new: Whether nothing else has saved a part of its storage.
+
+        Returns:
+            How the result is held; None if as others.
+        """
+        if op_of(result) in REPEATED:
+            return self._repeat(result) if is_new else None
+        if is_compared(result):
+            self._keep_compared(result)
+        return None
+
+    def _repeat(self, result: Tensor) -> Again | None:
+        """Let attention run again in backward if its operands are rounded."""
+        rounded = any(True for _ in operands_of(result, self._operands()))
+        sums, node = self._last_kept(), result.grad_fn
+        if not rounded or sums is None or not saves_sums(node, sums.tensor):
+            return None  # as if attention ran where no hook sees it, and another node saves it
+        again = Again()
+        sums.replace(again.sums)
+        if not self.saving.adapts:  # else their bits are measured
+            for packed, tensor, index in operands_of(result, self._operands(), first=2):
+                self._refine(packed, tensor, index)
+        return None if drops(node) else again
+
+    def _refine(self, packed: Any, tensor: Tensor, index: int) -> None:
+        """Give queries or keys their bits; when they were saved, nobody knew what they are."""
+        record = self.records[index]
+        choice = self._choice(tensor, record.module, record.op)
+        if choice.action != "compress" or not choice.bits or not record.choice.bits:
+            return
+        bits = attention_bits(choice.bits)
+        if record.choice.bits >= bits:
+            return
+        codes = self.encode(tensor, bits)
+        held = self._compressed(codes, None)
+        packed.keep(held)
+        self.records.change(index, held.held, record.reason, _CODES[bits])
 
     def _keep_compared(self, result: Tensor) -> None:
         """Hold a result, and the operands that were saved with it, without rounding."""
-        if not is_compared(result):
-            return
         self._compare(result)
         for packed, tensor, index in operands_of(result, self._operands()):
             base = tensor if tensor._base is None else tensor._base

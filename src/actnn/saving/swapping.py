@@ -130,6 +130,18 @@ def swap_back(module: nn.Module, mixin: type[Swapped] | None = None) -> None:
         module.__class__ = _class(left, original) if left else original
 
 
+def as_plain(module: nn.Module) -> nn.Module:
+    """Return an object of a module's own class that has all attributes in common with it.
+
+    A compiler asks for the class of what it compiles: code for one serves all modules of this
+    class, whatever is in front of them.
+    """
+    _, original = _parts(module)
+    plain: nn.Module = original.__new__(original)
+    object.__setattr__(plain, "__dict__", module.__dict__)
+    return plain
+
+
 def is_swapped(module: nn.Module, mixin: type[Swapped]) -> bool:
     """Whether a class is in front of a module's own."""
     return mixin in getattr(module, "_actnn_mixins", ())

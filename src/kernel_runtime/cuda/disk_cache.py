@@ -1,7 +1,7 @@
 """Compiled kernels on disk: one file each, verified by a digest of its name and content.
 
 The digest has no secret. Whoever can write the folder decides what runs on the GPU, so a folder
-that other users can write is not used. `cpp/src/cuda/cubin_cache.cpp` has the same rules.
+that other users can write is not used. `native/cubin_cache.cpp` has the same rules.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from quant_gru.errors import CalibrationError, QuantGRUError
 from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
 from quant_gru.integer.plan import update_first
-from quant_gru.integer.weight_values import corrected_bias
+from quant_gru.integer.qparams import corrected_bias
 from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU
 

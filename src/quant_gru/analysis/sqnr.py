@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -33,10 +32,3 @@ def decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf if signal > 0 else math.nan
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
-
-
-def sqnr_per_operator(
-    real: Mapping[str, Tensor], quantized: Mapping[str, Tensor]
-) -> dict[str, float]:
-    """Return `sqnr` of every operator in both mappings, in the order of `real`."""
-    return {name: sqnr(real[name], quantized[name]) for name in real if name in quantized}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.errors import CalibrationError
-from quant_gru.integer.reference import states_before
+from quant_gru.integer.cell import states_before
 
 # Values of an operator per block. This bounds the memory and is enough for efficient observers.
 _VALUES = 1 << 19

@@ -13,8 +13,7 @@ from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import QuantConfig
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights
-from quant_gru.integer.qparams import QParams
-from quant_gru.integer.weight_values import finite_values, unpinned_scales
+from quant_gru.integer.qparams import QParams, finite_values, unpinned_scales
 from quant_gru.kernels.dispatch import executor_of
 
 # A later set must be better than the first one by this much, about 0.1 dB.

@@ -130,7 +130,7 @@ def config(
     """
     with one_line_messages():
         from quant_gru.config import QuantConfig, default_config_path
-        from quant_gru.config.document import to_text
+        from quant_gru.config.fields import to_text
 
         chosen = None if preset is None else getattr(QuantConfig, preset.value)()
         if write is None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from quant_gru.cli.tables import columns
 from quant_gru.config.files import name_of
 from quant_gru.errors import QuantGRUError
+from quant_gru.interchange.aimet.encodings import parameter_file
 from quant_gru.interchange.c.verify import verify_c
-from quant_gru.modules.encodings import parameter_file
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.whole_models.onnx import export_onnx, export_step_onnx
 from quant_gru.whole_models.onnx_verify import random_example, verified_file

@@ -6,8 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from quant_gru.config.document import key_of
-from quant_gru.config.fields import OperatorSection, Rule
+from quant_gru.config.fields import OperatorSection, Rule, key_of
 from quant_gru.config.operators import OPERATORS, suggest
 from quant_gru.errors import ConfigError
 

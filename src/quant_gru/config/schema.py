@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
-from quant_gru.config.document import Document, file_json_schema, refuse_parameters, to_text
 from quant_gru.config.explain import as_config_error
 from quant_gru.config.fields import (
     Activation,
     ActivationOperator,
+    Document,
     Flag,
     ScaleKind,
     Section,
     Segments,
+    file_json_schema,
+    refuse_parameters,
+    to_text,
 )
 from quant_gru.config.files import read_json, write_text
 from quant_gru.config.operators import FUSIBLE, WEIGHTS, canonical_name, suggest

@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from quant_gru.config.document import Document
-from quant_gru.config.fields import Section, identifier
+from quant_gru.config.fields import Document, Section, identifier
 from quant_gru.config.operators import (
     FUSED_NAME,
     OLDER_NAMES,

@@ -10,7 +10,7 @@ from torch import Tensor
 from quant_gru.errors import QuantGRUError
 from quant_gru.execution.layers import CellRun, border_codes, run_codes
 from quant_gru.execution.sequence_layout import Sequence, check_real
-from quant_gru.integer import reference
+from quant_gru.integer import cell as reference
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.live_weights import settled

@@ -16,7 +16,7 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.dispatch import Executor, executor_of
 
-Weights = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.execution.layers import Weights
-from quant_gru.execution.optimizer_steps import steps
 from quant_gru.execution.prepared_call import PreparedCall
+from quant_gru.execution.weight_guard import steps
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
@@ -56,9 +56,8 @@ class _Live:
         """Return whether the plan has these quantizers, and weights of these shapes and devices."""
         return len(self.cells) == len(qparams) and all(
             live.qparams is q
-            and (W := w[0]) is not None
-            and W.shape == live.part.W.shape
-            and W.device == live.part.W.device
+            and w[0].shape == live.part.W.shape
+            and w[0].device == live.part.W.device
             for live, q, w in zip(self.cells, qparams, weights, strict=True)
         )
 
@@ -200,9 +199,7 @@ class PlanCache(CallKeeper):
         self.forget_settled()
         every_q = [q for layer in qparams for q in layer]
         every_w = [w for layer in weights for w in layer]
-        W = every_w[0][0]
-        assert W is not None
-        key = (threading.get_ident(), W.device)
+        key = (threading.get_ident(), every_w[0][0].device)
         found = self._live.get(key)
         if found is not None and found.is_updating:
             # the interrupted call goes on with its numbers, so this call gets its own
@@ -214,8 +211,6 @@ class PlanCache(CallKeeper):
             self._drop_oldest()
         masks = dropped or [None] * len(found.cells)
         for live, (W, R, bw, br), mask in zip(found.cells, every_w, masks, strict=True):
-            assert W is not None
-            assert R is not None
             live.update(W, R, bw, br, mask, p)
         return found.plan
 
@@ -227,10 +222,7 @@ class PlanCache(CallKeeper):
         for layer, pair in enumerate(zip(qparams, weights, strict=True)):
             plans.append([])
             for direction, (q, w) in enumerate(zip(*pair, strict=True)):
-                W, R = w[:2]
-                assert W is not None
-                assert R is not None
-                live = LiveWeights(q, self._frozen_part(q, w, layer, direction), W, R)
+                live = LiveWeights(q, self._frozen_part(q, w, layer, direction), w[0], w[1])
                 cells.append(live)
                 plans[-1].append(CellPlan(live.frozen, live.part))
         return _Live(stack(plans), tuple(cells))
@@ -242,7 +234,6 @@ class PlanCache(CallKeeper):
             self._live.pop(key, None)
 
     def _frozen_part(self, q: QParams, w: Weights, layer: int, direction: int) -> FrozenPart:
-        assert w[0] is not None
         key = (w[0].device, layer, direction)
         kept = self._frozen.get(key)
         if kept is None or kept[0] is not q:
@@ -261,8 +252,6 @@ class PlanCache(CallKeeper):
         if kept and kept[0] is q and all(map(Stamp.matches, kept[1], w)):
             return kept[2]
         W, R, bw, br = w
-        assert W is not None
-        assert R is not None
         unseen = any(each is not None and each.is_inference() for each in w)
         if unseen or capturing(W.device):
             # Inference tensors have no version, so a change of them would be missed. Results of a

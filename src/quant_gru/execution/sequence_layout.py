@@ -12,6 +12,7 @@ from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.call_form import Packing, inward, outward
 from quant_gru.kernels import _native
+from quant_gru.parameters.schema import Shape
 
 
 @dataclass(eq=False)
@@ -154,10 +155,7 @@ def _checked_order(name: str, order: Tensor | None, N: int, device: torch.device
 def normalize(
     input: Tensor | PackedSequence,
     hx: Tensor | None,
-    *,
-    input_size: int,
-    hidden_size: int,
-    states: int,
+    shape: Shape,
     batch_first: bool,
     like: Tensor,
     dtype: torch.dtype | None = None,
@@ -166,10 +164,9 @@ def normalize(
 
     Args:
         input: (T, N, C), (N, T, C) if `batch_first`, (T, C), or a PackedSequence.
-        hx: (states, N, H), or (states, H) for unbatched input; None for zeros.
-        input_size: C.
-        hidden_size: H.
-        states: Layers times directions.
+        hx: (layers * directions, N, H), or (layers * directions, H) for unbatched input; None for
+            zeros.
+        shape: The sizes of the GRU.
         batch_first: Whether N comes before T in batched tensors.
         like: A tensor of the module; inputs must be on its device.
         dtype: dtype of the executors; None for the caller's dtypes.
@@ -177,6 +174,8 @@ def normalize(
     Raises:
         QuantGRUError: A shape, dtype or device is not supported.
     """
+    input_size, hidden_size = shape.input_size, shape.hidden_size
+    states = shape.num_layers * shape.directions
     packed = input if isinstance(input, PackedSequence) else None
     check_real("input", input if packed is None else packed.data)
     if hx is not None:

@@ -1,22 +1,47 @@
-"""A guard that detects changes of a module's weights."""
+"""A guard that detects changes of a module's weights.
+
+Fused optimizers change weights without raising their version, so that a count of optimizer steps
+stands for them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from quant_gru.execution.optimizer_steps import steps
 from quant_gru.kernels import _native
 
 _KINDS = (Tensor, torch.nn.Parameter)
 
 
+class Steps:
+    """A count that every optimizer of the process increments, starting with the first query."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._watched = False
+
+    @property
+    def count(self) -> int:
+        """Steps so far. A cached result from another count may belong to other weights."""
+        if not self._watched:
+            self._watched = True
+            register_optimizer_step_post_hook(self._add)
+        return self._count
+
+    def _add(self, *_: Any) -> None:
+        self._count += 1
+
+
+steps = Steps()
+
+
 class WeightGuard:
     """Compares a module's weights with the weights at its creation.
-
-    An optimizer step counts as a change, see `quant_gru.execution.optimizer_steps`.
 
     Args:
         weights: All weights of the module, in a fixed order. Aliases keep their storage alive, so
@@ -60,7 +85,6 @@ def guard_of(
         if w.layout is not torch.strided:
             return None
         found.append(w)
-    known = {id(w) for w in found}
-    if not all(w is None or id(w) in known for w in used):
+    if not {id(None), *map(id, found)}.issuperset(map(id, used)):
         return None
     return WeightGuard(found)

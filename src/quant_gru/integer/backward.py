@@ -14,10 +14,9 @@ from dataclasses import astuple, dataclass, field
 import torch
 from torch import Tensor
 
-from quant_gru.integer.cell import Recorder
+from quant_gru.integer.cell import Recorder, states_before, trace
 from quant_gru.integer.plan import ZONEOUT_SHIFT, CellPlan
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.integer.reference import states_before, trace
 
 
 @dataclass(eq=False)

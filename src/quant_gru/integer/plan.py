@@ -13,14 +13,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from quant_gru.integer.qparams import QParams
-from quant_gru.integer.quantizer import MAX_SCALE, Quantizer
-from quant_gru.integer.tables import Table
-from quant_gru.integer.weight_values import (
+from quant_gru.integer.qparams import (
+    QParams,
     finite_values,
     moved_bias,
     scales_of,
 )
+from quant_gru.integer.quantizer import MAX_SCALE, Quantizer
+from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import (
     WeightedSum,
     check_accumulator,
@@ -184,7 +184,7 @@ def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
 
 def largest_one_minus(one: int, z: Quantizer) -> int:
     """Return the largest magnitude of `one` minus a code of `z`."""
-    return max(abs(one - (end - z.zero_point)) for end in (z.lo, z.hi))
+    return max(abs(one - (z.lo - z.zero_point)), abs(one - (z.hi - z.zero_point)))
 
 
 def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
@@ -200,17 +200,19 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
     z, r, g = q["gate.z_out"], q["gate.r_out"], q["gate.g_out"]
     one = round(1.0 / z.scale)
     sums: dict[str, WeightedSum] = {}
+    pot = qparams.pot
 
     def add(name: str, *terms: tuple[float, int]) -> None:
         out = q[name]
+        scales, bounds = zip(*terms, strict=True)
         sums[name] = several_terms(
-            [scale / out.scale for scale, _ in terms],
-            [bound for _, bound in terms],
+            [scale / out.scale for scale in scales],
+            bounds,
             bits=out.bits,
             lo=out.lo,
             hi=out.hi,
             zero_point=out.zero_point,
-            pot=qparams.pot,
+            pot=pot,
         )
 
     def product(

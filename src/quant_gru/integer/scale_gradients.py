@@ -16,10 +16,9 @@ from quant_gru.integer.backward import (
     real_gates,
     real_weights,
 )
-from quant_gru.integer.cell import Recorder
+from quant_gru.integer.cell import Recorder, states_before, trace
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.integer.reference import states_before, trace
 
 # Steps whose operators are rebuilt at once. This bounds the memory of float64 intermediates.
 _STEPS_AT_ONCE = 32

@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
+from operator import mul, or_
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -121,12 +123,14 @@ def several_terms(
     k = _shift_of_24_bits(ratios)
     if not pot:
         k = _shift_of_a_tier(ratios, bounds, k, bits + 4)
-    in_float32 = _fits("a", _multipliers(ratios, k), bounds, k) and max(bounds) <= 1 << 16
-    if _error(ratios, bounds, k) > (_FLOAT32_ERROR if in_float32 else _SMALL_ERROR):
-        k = _accurate_shift(ratios, bounds, k)
     Ms = _multipliers(ratios, k)
+    in_float32 = _largest(Ms, bounds) < TIER_BOUNDS["a"] and max(bounds) <= 1 << 16
+    if _error(ratios, Ms, bounds, k) > (_FLOAT32_ERROR if in_float32 else _SMALL_ERROR):
+        k = _accurate_shift(ratios, bounds, k)
+        Ms = _multipliers(ratios, k)
     if pot:
-        common = min((M & -M).bit_length() - 1 for M in Ms if M)
+        joint = reduce(or_, Ms)
+        common = (joint & -joint).bit_length() - 1
         Ms, k = [M >> common for M in Ms], k - common
     return WeightedSum(tuple(Ms), k, zero_point, lo, hi, tier_of(Ms, bounds, k))
 
@@ -139,8 +143,11 @@ def tier_of(Ms: Sequence[int], bounds: Sequence[int], k: int) -> str:
         bounds: V_i, the largest |v_i|.
         k: The shift.
     """
-    tiers = [tier for tier in TIER_BOUNDS if _fits(tier, Ms, bounds, k)]
-    return tiers[0] if tiers else "e"
+    largest = _largest(Ms, bounds)
+    for tier in TIER_BOUNDS:
+        if _fits(tier, largest, k):
+            return tier
+    return "e"
 
 
 def one_term_tier(bound: int, p: int) -> str:
@@ -210,8 +217,9 @@ def _multipliers(ratios: Sequence[float], k: int) -> list[int]:
 
 def _shift_of_24_bits(ratios: Sequence[float]) -> int:
     """Return the largest k for which every multiplier is below 2^24."""
-    k = 24 - math.frexp(max(ratios))[1]
-    return k - 1 if max(_multipliers(ratios, k)) == 1 << 24 else k
+    largest = max(ratios)
+    k = 24 - math.frexp(largest)[1]
+    return k - 1 if round(math.ldexp(largest, k)) == 1 << 24 else k
 
 
 def _shift_of_a_tier(ratios: Sequence[float], bounds: Sequence[int], most: int, least: int) -> int:
@@ -226,44 +234,43 @@ def _shift_of_a_tier(ratios: Sequence[float], bounds: Sequence[int], most: int, 
     for tier in TIER_BOUNDS:
         k, Ms = most, _multipliers(ratios, most)
         while max(Ms).bit_length() >= least:
-            if _fits(tier, Ms, bounds, k):
+            if _fits(tier, _largest(Ms, bounds), k):
                 return k
             k -= 1
             Ms = _multipliers(ratios, k)
     return most
 
 
-def _error(ratios: Sequence[float], bounds: Sequence[int], k: int) -> Fraction:
+def _error(ratios: Sequence[float], Ms: Sequence[int], bounds: Sequence[int], k: int) -> Fraction:
     """Return the largest change of a sum by rounding the multipliers, in codes of the result."""
-    unit = 1 / Fraction(2) ** k
-    return sum(
-        (
-            abs(Fraction(ratio) - M * unit) * V
-            for ratio, M, V in zip(ratios, _multipliers(ratios, k), bounds, strict=True)
-        ),
-        Fraction(0),
-    )
+    unit, error = 1 / Fraction(2) ** k, Fraction(0)
+    for ratio, M, V in zip(ratios, Ms, bounds, strict=True):
+        error += abs(Fraction(ratio) - M * unit) * V
+    return error
 
 
 def _accurate_shift(ratios: Sequence[float], bounds: Sequence[int], k: int) -> int:
     """Return the smallest shift above `k` with a small error, or the largest that fits 128 bits."""
-    while _fits_words(_multipliers(ratios, k + 1), bounds, k + 1):
+    while _fits_words(Ms := _multipliers(ratios, k + 1), bounds, k + 1):
         k += 1
-        if _error(ratios, bounds, k) <= _SMALL_ERROR:
+        if _error(ratios, Ms, bounds, k) <= _SMALL_ERROR:
             break
     return k
 
 
-def _fits(tier: str, Ms: Sequence[int], bounds: Sequence[int], k: int) -> bool:
-    total = sum(M * V for M, V in zip(Ms, bounds, strict=True))
+def _largest(Ms: Sequence[int], bounds: Sequence[int]) -> int:
+    """Return the largest magnitude of a sum before it is rounded."""
+    return sum(map(mul, Ms, bounds))
+
+
+def _fits(tier: str, largest: int, k: int) -> bool:
     half = 0 if tier == "a" or k < 1 else 1 << (k - 1)
-    return total + half < TIER_BOUNDS[tier]
+    return largest + half < TIER_BOUNDS[tier]
 
 
 def _fits_words(Ms: Sequence[int], bounds: Sequence[int], k: int) -> bool:
     """Return whether the multipliers fit 64 bits and the rounded sum 128 bits."""
-    total = sum(M * V for M, V in zip(Ms, bounds, strict=True))
-    return max(Ms) < _INT64_LIMIT and total + (1 << max(k - 1, 0)) < 1 << 127
+    return max(Ms) < _INT64_LIMIT and _largest(Ms, bounds) + (1 << max(k - 1, 0)) < 1 << 127
 
 
 def _round_int64(total: Tensor, shift: int | Tensor) -> Tensor:

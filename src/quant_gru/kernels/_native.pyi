@@ -3,7 +3,9 @@
 cpu/executor.py and cpu/plan_packing.py describe the numbers of layers.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from torch import Tensor, dtype
@@ -311,6 +313,279 @@ class GPUBackward:
     ) -> list[Tensor | None] | None: ...
     def forget(self) -> bool: ...
 
+# how kernels read the tables of z, r and g, see cuda/plan/structure.py
+Tables = tuple[int, int, int]
+
+@dataclass
+class Gates:
+    """The gate arithmetic of a kernel: 'float' or 'double', tables, and bytes of shared memory."""
+
+    real: str
+    tables: Tables
+    table_bytes: int
+
+@dataclass
+class Form:
+    """The structural properties of a plan; see cuda/host/plans/cell_form.hpp.
+
+    `real`, `tables` and `table_bytes` are the gate arithmetic of all kernels, `own` that of the
+    recurrence if it differs, and `fused` says of op.rRh, op.old_contrib and op.new_contrib whether
+    they are rounded to codes.
+    """
+
+    narrow: bool
+    real: str
+    words: bool
+    weight_bytes: int
+    state_bytes: int
+    wide_input: bool
+    out_bytes: int
+    tables: Tables
+    table_bytes: int
+    fused: tuple[bool, bool, bool]
+    zoneout: bool = False
+    own: Gates | None = None
+    saturated: bool = False
+    powers: bool = False
+    @property
+    def recurrence(self) -> Gates: ...
+    @property
+    def in_int32(self) -> bool: ...
+    @property
+    def products(self) -> dict[str, int]: ...
+
+class GateNumbers:
+    """The gate arithmetic of a plan, from `plan_packing.pack_gates`."""
+
+    def __init__(self, numbers: dict[str, Any], /) -> None: ...
+    # for z, r and g, float32 outputs of all codes and int32 lines of compressed tables
+    def tables(self) -> list[tuple[bytes | None, bytes | None]]: ...
+    # places: the addresses of both, of bounds and of coefficients
+    def cell(self, real: str, places: Sequence[tuple[int, ...]], /) -> bytes: ...
+    def saturated(self) -> bytes | None: ...
+    # C, H, bits of W and R, whether the GPU has 227 KB of shared memory for a block
+    def form(self, C: int, H: int, W: int, R: int, large_shared: bool, /) -> Form: ...
+
+Directions = Sequence[tuple[Form, GateNumbers]]
+
+def compressed(outputs: Sequence[int], /) -> bytes | None: ...
+
+class Shape:
+    """The layout of a recurrence on a GPU; see cuda/host/plans/planner.hpp."""
+
+    features: int
+    units: int
+    blocks: int
+    split: int
+    spread: int
+    rows: int
+    threads: int
+    strip: int
+    def tiles(self, N: int, /) -> int: ...
+    def strips(self, N: int, /) -> int: ...
+    def projected_words(self, form: Form, T: int, N: int, /) -> int: ...
+    def shared_bytes(self, form: Form, /) -> int: ...
+    def macros(self, form: Form, H: int, directions: int, /) -> dict[str, object]: ...
+    def fits(self, form: Form, clusters: bool = True) -> bool: ...
+    def passes(self, form: Form, /) -> int: ...
+    def step_time(self, form: Form, /) -> float: ...
+    def resident(self, form: Form, clusters: Mapping[int, int], /) -> tuple[int, int]: ...
+    def waves(self, form: Form, tiles: int, clusters: Mapping[int, int], /) -> float: ...
+    def bulk(self, form: Form, /) -> bool: ...
+    def ring(self, form: Form, /) -> int: ...
+
+def make_shape(H: int, blocks: int, split: int, spread: int, rows: int, /) -> Shape: ...
+def possible_shapes(form: Form, H: int, clusters: Mapping[int, int], /) -> list[Shape]: ...
+
+# form, H, N, directions, clusters; raises ValueError where a shape is named that cannot run
+def choose_shape(
+    form: Form, H: int, N: int, directions: int, clusters: Mapping[int, int], /
+) -> Shape | None: ...
+def time_of(
+    shape: Shape, form: Form, N: int, directions: int, clusters: Mapping[int, int], /
+) -> float: ...
+def starts_early(shape: Shape, N: int, directions: int, clusters: Mapping[int, int], /) -> bool: ...
+def shared_form(
+    directions: Directions, H: int, N: int, clusters: Mapping[int, int], /
+) -> Form | None: ...
+
+# blocks in x and y, threads, cluster, bytes of shared memory, early
+NativeGrid = tuple[tuple[int, int], int, int, int, bool]
+# source, function, macros, grid
+NativeLaunch = tuple[str, str, dict[str, object], NativeGrid]
+
+def recurrence_layout(
+    shape: Shape,
+    form: Form,
+    H: int,
+    N: int,
+    directions: int,
+    held: bool,
+    outputs: tuple[bool, bool] | None,
+    early: bool,
+    chunk: int,
+    /,
+) -> NativeLaunch: ...
+
+# bits, whether codes are signed, scale, zero point
+QuantizerTuple = tuple[int, bool, float, int]
+
+# The blocks of input projections; see cuda/host/plans/projection.hpp, also for their arguments.
+
+class Epilogue:
+    def __init__(
+        self, planes: int, codes: int = 0, powers: bool = False, longs: bool = False
+    ) -> None: ...
+    planes: int
+
+class Tile:
+    def __init__(self, unit_warps: int, row_warps: int, columns: int, /) -> None: ...
+    def macros(self, epilogue: Epilogue, /) -> dict[str, object]: ...
+    def launch(self, units: int, rows: int, epilogue: Epilogue, /) -> NativeLaunch: ...
+
+class WeightStationary:
+    def __init__(
+        self, unit_warps: int, groups: int, columns: int, stages: int, blocks: int, /
+    ) -> None: ...
+    def across(self, units: int, /) -> int: ...
+    def macros(self, epilogue: Epilogue, /) -> dict[str, object]: ...
+    # also returns the rows per group
+    def launch(
+        self, units: int, rows: int, padded: int, processors: int, epilogue: Epilogue, /
+    ) -> tuple[NativeLaunch, int]: ...
+
+class TiledReals:
+    def __init__(
+        self,
+        unit_warps: int,
+        row_warps: int,
+        columns: int,
+        stages: int,
+        blocks: int,
+        parts: int,
+        /,
+        depth: int = 64,
+    ) -> None: ...
+    parts: int
+    blocks: int
+    units: int
+    rows: int
+    threads: int
+    def shared_bytes(self, units: int, padded: int, planes: int, /) -> int: ...
+
+class Warpgroups:
+    def __init__(
+        self, columns: int, parts: int, units: int, padded: int, /, planes: int = 1
+    ) -> None: ...
+    columns: int
+    parts: int
+    planes: int
+    rows: int
+    group_tiles: int
+    panels: int
+    stages: int
+    shared_bytes: int
+
+CodeBlocks = Tile | WeightStationary
+RealBlocks = TiledReals | Warpgroups
+
+class Chip:
+    """A GPU by its architecture and its clusters of each size."""
+
+    def __init__(self, arch: str, clusters: Mapping[int, int], /) -> None: ...
+
+class ProjectionSize:
+    """T, N, C, bits of W, x, and the shape of the recurrence."""
+
+    def __init__(
+        self, T: int, N: int, C: int, W_bits: int, x: QuantizerTuple, shape: Shape, /
+    ) -> None: ...
+    projects_bytes: bool
+
+class ProjectionPolicy:
+    def __init__(self) -> None: ...
+    # by planes
+    stationary: Sequence[WeightStationary]
+    stationary_rows: int
+    stationary_weights: int
+    overlaps: bool
+    overlap_steps: int
+    overlap_work: int
+    overlap_share: float
+    group_rows: int
+    group_work: int
+    reads_reals: bool
+    reals: RealBlocks | None
+
+class Overlap:
+    def __init__(
+        self, block: WeightStationary, cluster: int, clusters: int, /, chunk: int = 8
+    ) -> None: ...
+    block: WeightStationary
+    cluster: int
+    clusters: int
+    chunk: int
+    def chunks(self, T: int, /) -> int: ...
+    def strips(self, units: int, /) -> int: ...
+    def grid(self, units: int, padded: int, planes: int, /) -> NativeGrid: ...
+
+class Method(Enum):
+    """How a projection is computed: from real values or codes, by warps, tiles or a GEMM."""
+
+    REALS_FEW_ROWS = 0
+    REALS_TILED = 1
+    CODES_FEW_ROWS = 2
+    CODES_TILED = 3
+    GEMM = 4
+
+class Selection:
+    """A method with the blocks of REALS_TILED or CODES_TILED."""
+
+    method: Method
+    reals: RealBlocks | None
+    codes: CodeBlocks | None
+    reads_reals: bool
+
+def blocks_of(block: RealBlocks, rows: int, /) -> int: ...
+def real_macros(
+    block: RealBlocks,
+    epilogue: Epilogue,
+    strip: int,
+    features: int,
+    exact: bool,
+    whole: bool,
+    /,
+) -> dict[str, object]: ...
+def real_launch(
+    block: RealBlocks, epilogue: Epilogue, size: ProjectionSize, x: QuantizerTuple, /
+) -> NativeLaunch: ...
+def choose_tile(units: int, rows: int, planes: int, processors: int, /) -> Tile: ...
+def choose_tiled(
+    units: int, rows: int, padded: int, planes: int, processors: int, /, alone: bool = True
+) -> TiledReals | None: ...
+def choose_warpgroups(
+    units: int, rows: int, padded: int, planes: int, processors: int, /
+) -> Warpgroups | None: ...
+def epilogue_of(gates: GateNumbers, C: int, /) -> Epilogue: ...
+def division_of(x: QuantizerTuple, /) -> bytes: ...
+def divides(x: QuantizerTuple, /) -> bool: ...
+def weight_stationary(
+    chip: Chip, size: ProjectionSize, policy: ProjectionPolicy, /
+) -> WeightStationary | None: ...
+def choose_reals(
+    chip: Chip, size: ProjectionSize, policy: ProjectionPolicy, /
+) -> RealBlocks | None: ...
+def overlap_of(
+    chip: Chip, size: ProjectionSize, form: Form, policy: ProjectionPolicy, /
+) -> Overlap | None: ...
+def select_projection(
+    chip: Chip,
+    size: ProjectionSize,
+    real_values: bool,
+    overlap: Overlap | None,
+    policy: ProjectionPolicy,
+    /,
+) -> Selection: ...
 def variants(only_runnable: bool = True) -> list[str]: ...
 def left_out() -> list[str]: ...
 

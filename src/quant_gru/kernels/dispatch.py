@@ -15,7 +15,8 @@ from torch import Tensor
 from kernel_runtime.cuda import compiler
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.errors import QuantGRUError, caller_stacklevel, note_once
-from quant_gru.integer import random, reference
+from quant_gru.integer import cell as reference
+from quant_gru.integer import random
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
@@ -82,7 +83,7 @@ class Executor:
         reverse: bool = False,
         held: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run one layer and direction on codes, like `quant_gru.integer.reference.run`."""
+        """Run one layer and direction on codes, like `quant_gru.integer.cell.run`."""
         device = plan.weights.W.device
         if x.device != device or h0.device != device:
             raise QuantGRUError(

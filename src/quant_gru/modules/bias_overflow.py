@@ -37,7 +37,7 @@ def warn_of_cut_biases(
 def _cut(where: str, qparams: QParams, weights: Weights) -> Iterator[str]:
     """Yield warnings about a layer and direction."""
     W, R, bw, br = weights
-    if W is None or R is None or (bw is None and br is None):
+    if bw is None and br is None:
         return
     part = quantize_weights(qparams, build_frozen(qparams, W.device), W, R, bw, br)
     for name, added, weight, operand in _ADDED:

@@ -108,8 +108,6 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
         own.update(_flat_weights_names=list(names), _all_weights=[list(names)])
         self._init_flat_weights()
         self._init_quantization(config, use_quantization)
-
-    def _init_weights(self) -> None:
         H, C = self.hidden_size, self.input_size
         shapes = ((3 * H, C), (3 * H, H), (3 * H,), (3 * H,))
         self._named_shapes = [list(zip(_PARAMETERS, shapes, strict=True))]

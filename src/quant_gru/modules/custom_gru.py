@@ -55,19 +55,8 @@ class CustomGRU(QuantGRU):
         dtype: torch.dtype | None = None,
     ) -> None:
         config = as_config(quant_type, "quant_type")
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-            use_quantization=use_quantization,
-            config=config,
-        )
+        given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        super().__init__(*given, device, dtype, use_quantization=use_quantization, config=config)
         self.quant_type = quant_type
         self.calibration_data = calibration_data
 
@@ -84,22 +73,10 @@ class CustomGRU(QuantGRU):
         super()._finalized(in_forward)
 
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *others)
         loaded_weights = any(key.startswith(f"{prefix}weight_ih") for key in state_dict)
-        if (
-            loaded_weights
-            and prefix + STATE_KEY not in state_dict
-            and self.calibration_data is not None
-        ):
+        has_scales = prefix + STATE_KEY in state_dict
+        if loaded_weights and not has_scales and self.calibration_data is not None:
             self.reset_calibration()

@@ -48,7 +48,6 @@ def run_float(
             factors = noise.weight_factors(layer, direction, H) if noise else None
             if factors is not None:
                 W, R, bw, br = cell
-                assert R is not None
                 cell = (W, R * factors.to(R.dtype), bw, br)
             keep = held if held is not None else zoneout
             y, h = _direction(cell, x, h, lengths, keep, reverse=direction == 1)
@@ -68,8 +67,6 @@ def _direction(
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
     W, R, bw, br = cell
-    assert W is not None
-    assert R is not None
     T = x.shape[0]
     from_x = torch.nn.functional.linear(x, W, bw)
     outputs: list[Tensor] = [h] * T

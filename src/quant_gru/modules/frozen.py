@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -15,20 +16,21 @@ from quant_gru.config.choice import described
 from quant_gru.errors import ParameterError, QuantGRUError
 from quant_gru.execution.frozen_plan import BUFFERS, FrozenPlans, check_integers, key_of
 from quant_gru.execution.integer_io import integer_forward, quantize_state, trace_codes
-from quant_gru.execution.layers import run_real
 from quant_gru.execution.prepared_call import PreparedCall, prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
 from quant_gru.integer.plan import GRUPlan, WeightPart
 from quant_gru.integer.quantizer import container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange import frozen_file
+from quant_gru.interchange.aimet import encodings
 from quant_gru.interchange.c import CSource, export_c
 from quant_gru.interchange.onnx import recorded
 from quant_gru.interchange.onnx.source import Source
-from quant_gru.modules import encodings
+from quant_gru.modules import call
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
-from quant_gru.torch_ops import operators, watchers
+from quant_gru.torch_ops import watchers
+from quant_gru.torch_ops.operators import Settings
 
 _DOCUMENT = "plan"
 
@@ -236,12 +238,12 @@ class FrozenQuantGRU(torch.nn.Module):
             if result is not None:
                 return result
         sequence = self._normalize(input, hx)
-        x, h0, packing = sequence.values, sequence.states, sequence.packing
-        prepared = self._prepared()
-        result = prepared.start(self._buffers.values(), x, h0, None, False, packing)
-        if result is None:
-            result = run_real(prepared.plan, x, h0, None, None, None, packing, data.dtype)
-        return sequence.finish(*result)
+        if prepared is not None:
+            own, x, h0 = self._buffers.values(), sequence.values, sequence.states
+            result = prepared.start(own, x, h0, None, False, sequence.packing)
+            if result is not None:
+                return sequence.finish(*result)
+        return call.run(self._prepared(), sequence, None, data.dtype)
 
     def __prepare_scriptable__(self) -> NoReturn:
         watchers.refuse_script(self)
@@ -273,19 +275,11 @@ class FrozenQuantGRU(torch.nn.Module):
         """Run the forward as one operator that tracers and transforms can handle."""
         data = input.data if isinstance(input, PackedSequence) else input
         if recorded.exporting or torch.onnx.is_in_onnx_export():
-            packed = recorded.exporting and isinstance(input, PackedSequence)
-            given = input if packed else self._normalize(input, hx)
-            return recorded.record(self, given, hx, self.shape, data.dtype)  # type: ignore[arg-type]
-        sequence = self._normalize(input, hx)
-        y, h_n = operators.forward(
-            sequence.x,
-            sequence.h0,
-            sequence.lengths,
-            self._integers(),
-            self.get_buffer(_DOCUMENT),
-            operators.Settings(bidirectional=self.shape.bidirectional),
-        )
-        return sequence.restore(y, h_n, data.dtype)
+            normalize = partial(self._normalize, input, hx)
+            return call.record(self, input, hx, normalize, self.shape, data.dtype)
+        settings = Settings(bidirectional=self.shape.bidirectional)
+        sequence, text = self._normalize(input, hx), self.get_buffer(_DOCUMENT)
+        return call.run_as_operator(sequence, self._integers(), text, settings, data.dtype)
 
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None
@@ -313,16 +307,8 @@ class FrozenQuantGRU(torch.nn.Module):
         }
 
     def _normalize(self, input: Tensor | PackedSequence, hx: Tensor | None) -> Sequence:
-        return normalize(
-            input,
-            hx,
-            input_size=self.shape.input_size,
-            hidden_size=self.shape.hidden_size,
-            states=self.shape.num_layers * self.shape.directions,
-            batch_first=self.batch_first,
-            like=self.get_buffer(key_of("W", 0, 0)),
-            dtype=torch.float32,
-        )
+        like = self.get_buffer(key_of("W", 0, 0))
+        return normalize(input, hx, self.shape, self.batch_first, like, torch.float32)
 
     def _integers(self) -> list[Tensor]:
         return [

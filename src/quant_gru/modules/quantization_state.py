@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import warnings
+import weakref
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceABC
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,19 +19,23 @@ from quant_gru.autograd.learned_scales import follow
 from quant_gru.calibration.collector import Collector
 from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.calibration.observers import METHODS, make_observer
-from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig
+from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
 from quant_gru.errors import (
     CalibrationError,
     ConfigError,
     ParameterError,
+    QuantGRUError,
     QuantGRUWarning,
     caller_stacklevel,
     note_once,
 )
+from quant_gru.execution.layers import Weights
+from quant_gru.execution.noise import Noise
 from quant_gru.execution.plan_cache import PlanCache
+from quant_gru.execution.prepared_call import PreparedCall, prepare
 from quant_gru.execution.sequence_layout import Sequence
-from quant_gru.integer.qparams import QParams
-from quant_gru.integer.weight_values import weight_scales
+from quant_gru.integer.plan import GRUPlan
+from quant_gru.integer.qparams import QParams, corrected_bias, weight_scales
 from quant_gru.modules.adjust import Change, adjust
 from quant_gru.parameters import document as params
 from quant_gru.parameters.checks import exponent_of
@@ -80,6 +88,11 @@ class QuantState:
         return self._scales
 
     @property
+    def cells(self) -> list[QParams]:
+        """The quantization parameters of each layer and direction in turn; empty without scales."""
+        return [cell for layer in self._scales or () for cell in layer]
+
+    @property
     def has_statistics(self) -> bool:
         """Whether there are statistics that are not yet converted to scales."""
         return self._collector is not None
@@ -89,17 +102,67 @@ class QuantState:
         """Layers, directions and sizes of the GRU."""
         return self._shape
 
-    @property
-    def zoneout(self) -> float:
-        """Share of a state that each step keeps."""
-        return self._shape.zoneout
-
     def set_zoneout(self, p: float) -> None:
         """Change the share of a state that each step keeps."""
         if p != self._shape.zoneout:
             self._shape = self._shape.model_copy(update={"zoneout": p})
             if self._scales is not None:
                 self._set_scales(self._scales)
+
+    # --- plans
+
+    def plan(self, weights: SequenceABC[SequenceABC[Weights]], live: bool) -> GRUPlan:
+        """Return the plan of the scales and these weights; see `PlanCache.plan`."""
+        assert self._scales is not None
+        return self.plans.plan(self._scales, weights, live)
+
+    def prepare(
+        self,
+        own: Collection[Tensor | None],
+        weights: SequenceABC[SequenceABC[Weights]],
+        live: bool,
+        noise: Noise | None,
+        before: PreparedCall | None,
+    ) -> PreparedCall:
+        """Return a new shared state of calls.
+
+        Args:
+            own: All weights of the module.
+            weights: [layer][direction] -> W, R, bw, br.
+            live: Whether weights may change undetected.
+            noise: Random masks.
+            before: The former one, which does not hold any more.
+        """
+        plans, scales, dropped = self.plans, self._scales, dropped_by(noise, self._shape)
+        assert scales is not None
+        # computed weights, as in parametrizations and pruning, may differ in each call
+        cells = list(chain(*weights))
+        live = live or not {id(None), *map(id, own)}.issuperset(map(id, chain(*cells)))
+        build = partial(plans.plan, scales, weights, live, *dropped)
+        found = prepare(build, cells, own, cells[0][0].dtype, live)
+        if before is not None and before.plan is found.plan:
+            # how calls are differentiated does not depend on the weights
+            found.differentiated = before.differentiated
+        plans.keep(found)
+        if self._scales is not scales:
+            # another thread changed the scales: this plan may have been cached after its clear()
+            plans.clear()
+        return found
+
+    def plan_again(self) -> Callable[[SequenceABC[Tensor], Noise | None], GRUPlan]:
+        """Return again(weights, noise) -> the plan of a forward, from a flat list of weights."""
+        scales, shape = self._scales, self._shape
+        assert scales is not None
+        # a weak reference, so that plans do not keep themselves alive
+        kept = weakref.ref(self.plans)
+
+        def again(weights: SequenceABC[Tensor], noise: Noise | None) -> GRUPlan:
+            plans = plan_sources.LivePlans(scales, kept() or PlanCache(), shape)
+            return plans.plan(weights, True, *dropped_by(noise, shape))
+
+        return again
+
+    # --- scales
 
     def follow(self, values: SequenceABC[SequenceABC[float]]) -> None:
         """Set scales from their logarithms, one list per layer and direction."""
@@ -126,9 +189,7 @@ class QuantState:
     def _set_scales(self, scales: Cells | None) -> None:
         p = self._shape.zoneout
         self._scales = scales and [[replace(cell, zoneout=p) for cell in layer] for layer in scales]
-        self.containers = [
-            cell.quantizers["output.h"].container for layer in scales or () for cell in layer
-        ]
+        self.containers = [cell.quantizers["output.h"].container for cell in self.cells]
         self._collector = None
         self.plans.clear()
         self._write_text()
@@ -215,17 +276,49 @@ class QuantState:
             if operator.bitwidth == 1 and operator.is_symmetric and not operator.is_unsigned:
                 note_once(f"one signed bit has the codes -1 and 0: '{name}' has no positive values")
 
+    def check_statistics(self, in_forward: bool) -> None:
+        """Raise if there are neither scales nor statistics; a forward may use the float mode."""
+        if self._scales is None and self._collector is None:
+            instead = ", or set use_quantization = False" if in_forward else ""
+            raise CalibrationError(
+                "Expected a calibrated GRU, got one without scales or statistics; call "
+                f"calibrate(data) first{instead}"
+            )
+
     def reset(self) -> None:
         """Forget statistics and scales."""
         self._set_scales(None)
 
     # --- after calibration
 
-    def adjust(
-        self, name: str, change: Change, cells: list[tuple[int, int]], hidden_size: int
-    ) -> None:
-        """Change one operator of some layers and directions; on an error nothing changes."""
+    def check_cell(self, layer: int, reverse: bool) -> None:
+        """Raise if there is no such layer or direction."""
+        if not 0 <= layer < self._grid[0]:
+            raise QuantGRUError(f"Expected layer to be in 0..{self._grid[0] - 1}, got {layer}")
+        if reverse and self._grid[1] == 1:
+            raise QuantGRUError("Expected reverse to be False (not bidirectional), got True")
+
+    def adjust(self, name: str, change: Change, layer: int | None, reverse: bool | None) -> None:
+        """Change one operator; on an error nothing changes.
+
+        Args:
+            name: Full or short name.
+            change: What changes.
+            layer: Index of the layer; None for all.
+            reverse: Direction; None for both.
+        """
+        name = canonical_name(name)
         num_layers, directions = self._grid
+        cells = [
+            (at, direction)
+            for at in range(num_layers)
+            for direction in range(directions)
+            if layer in (None, at) and reverse in (None, direction == 1)
+        ]
+        if not cells:
+            self.check_cell(layer or 0, bool(reverse))
+        if change == Change():
+            raise ConfigError(f"Expected something to change, got nothing (operator {name!r})")
         everywhere = len(cells) == num_layers * directions
         if self._scales is None and (change.touches_numbers or not everywhere):
             raise ConfigError(
@@ -236,23 +329,39 @@ class QuantState:
         adjusted = None
         if self._scales is not None:
             adjusted = [list(layer) for layer in self._scales]
-            for layer, direction in cells:
-                old = adjusted[layer][direction]
-                adjusted[layer][direction] = adjust(old, name, change, hidden_size)
+            for at, direction in cells:
+                old = adjusted[at][direction]
+                adjusted[at][direction] = adjust(old, name, change, self._shape.hidden_size)
         self.config = config
         if adjusted is not None:
             self._set_scales(adjusted)
 
     def describe(
-        self, name: str, layer: int, direction: int, weight: Tensor | None
+        self, name: str | None, layer: int, direction: int, weights: Weights
     ) -> dict[str, Any]:
-        """Return settings and scales of an operator; `weight` is its tensor if it is a weight."""
+        """Return settings and scales of an operator, or of all; see `QuantGRU.get_quant_config`.
+
+        Args:
+            name: Full or short name; None for all operators.
+            layer: Index of the layer.
+            direction: 0 forward, 1 reverse.
+            weights: W, R, bw, br of this layer and direction.
+        """
+        if name is None:
+            return {each: self.describe(each, layer, direction, weights) for each in OPERATORS}
+        name = canonical_name(name)
         scales = self._scales[layer][direction] if self._scales else None
         operator = (scales.config if scales else self.config)[name]
         scale: Any = None
         zero_point: int | None = None
         exponent: Any = None
-        if scales and weight is not None:
+        if scales and name in WEIGHTS:
+            W = weights[0]
+            weight = weights[WEIGHTS.index(name)]
+            if weight is None:
+                weight = W.new_zeros(len(W))
+            if name == "weight.bw":
+                weight = corrected_bias(scales, W, weight)
             scale, zero_point = weight_scales(scales, name, weight).tolist(), 0
             exponents = [exponent_of(each) for each in scale]
             exponent = None if None in exponents else exponents
@@ -287,12 +396,25 @@ class QuantState:
         self._set_scales(found.cells)
 
 
-def summary(entries: dict[str, dict[str, Any]]) -> str:
-    """Return a text with one line per quantizer of a layer and direction.
+def dropped_by(noise: Noise | None, shape: Shape) -> tuple[list[Tensor] | None, float]:
+    """Return dropped recurrent weights of each layer and direction, and their probability."""
+    if noise is None:
+        return None, 0.0
+    sizes = (shape.num_layers, shape.directions, shape.hidden_size)
+    return noise.all_dropped(*sizes), noise.recurrent_dropout
 
-    Args:
-        entries: Operator name -> result of `QuantState.describe`.
-    """
+
+def summary(state: QuantState, weights: SequenceABC[SequenceABC[Weights]]) -> str:
+    """Return a text with one line per quantizer of each layer and direction."""
+    lines = []
+    for layer, cells in enumerate(weights):
+        for direction, cell in enumerate(cells):
+            lines.append(f"layer {layer}{' reverse' if direction else ''}")
+            lines += _lines(state.describe(None, layer, direction, cell))
+    return "\n".join(lines)
+
+
+def _lines(entries: dict[str, dict[str, Any]]) -> list[str]:
     lines = []
     for name, entry in entries.items():
         bits, scale = entry["bitwidth"], entry["scale"]
@@ -306,7 +428,7 @@ def summary(entries: dict[str, dict[str, Any]]) -> str:
             lines.append(
                 f"  {name:<15} {kind:<7} scale {scale:<10.4g} zero point {entry['zero_point']}"
             )
-    return "\n".join(lines)
+    return lines
 
 
 def in_several_processes() -> bool:

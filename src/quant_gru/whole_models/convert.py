@@ -14,8 +14,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from quant_gru.config import QuantConfig
 from quant_gru.errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.modules.cell import QuantGRUCell
-from quant_gru.modules.computed_weights import compute_weights
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.modules.module_weights import compute_weights
 from quant_gru.whole_models.selection import ModelConfig, Selection
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -142,13 +142,13 @@ def _names(model: torch.nn.Module) -> Names:
 def _require_grus(model: torch.nn.Module) -> None:
     if not isinstance(model, torch.nn.Module):
         shown = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
-        is_onnx = str(shown).endswith((".onnx", "ModelProto"))
-        raise QuantGRUError(
-            f"Expected a torch.nn.Module, got {shown!r}"
-            + "; quantize_onnx(model, feeds) takes ONNX files" * is_onnx
-            + "; quantize_keras(model, batches) takes Keras models"
-            * (_is_keras(model) or str(shown).endswith((".keras", ".h5")))
-        )
+        instead = ""
+        if str(shown).endswith((".onnx", "ModelProto")):
+            instead = "quantize_onnx(model, feeds) takes ONNX files"
+        elif _is_keras(model) or str(shown).endswith((".keras", ".h5")):
+            instead = "quantize_keras(model, batches) takes Keras models"
+        if instead:
+            raise QuantGRUError(f"Expected a torch.nn.Module, got {shown!r}; {instead}")
     names = _names(model)
     if any(isinstance(module, _GRUS) for module in names):
         return

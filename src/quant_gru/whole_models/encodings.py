@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from quant_gru.config.files import name_of
 from quant_gru.errors import QuantGRUError
-from quant_gru.modules import encodings
+from quant_gru.interchange.aimet import encodings
+from quant_gru.interchange.aimet.versions import check_version
 from quant_gru.modules.gru import QuantGRU
 
 
@@ -41,7 +43,12 @@ def export_encodings(
         QuantGRUError: There is no QuantGRU, the version is unknown, the ONNX model does not fit, or
             a file cannot be written.
     """
-    encodings.write(_grus(model), path, version, onnx, nodes)
+    grus = _grus(model)
+    check_version(version)
+    for gru in grus.values():
+        gru._finalized()
+    given = {name: gru._calibrated() for name, gru in grus.items()}
+    encodings.write(given, path, version, onnx, nodes)
 
 
 def load_encodings(
@@ -64,7 +71,10 @@ def load_encodings(
         ParameterError: The file is malformed, or an encoding does not fit; nothing has changed
             then.
     """
-    encodings.read(_grus(model), path, onnx, nodes)
+    grus = _grus(model)
+    given = {name: gru._calibrated() for name, gru in grus.items()}
+    for name, found in encodings.read(given, path, onnx, nodes).items():
+        grus[name]._take(found, f"file {name_of(path)!r}")
 
 
 def _grus(model: torch.nn.Module) -> dict[str, QuantGRU]:

@@ -18,9 +18,9 @@ from quant_gru.errors import (
     caller_stacklevel,
 )
 from quant_gru.modules.cell import FrozenQuantGRUCell
-from quant_gru.modules.computed_weights import computes_weights
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.modules.module_weights import computes_weights
 from quant_gru.whole_models.convert import find_grus
 
 Model = TypeVar("Model", bound=torch.nn.Module)

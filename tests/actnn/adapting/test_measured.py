@@ -419,6 +419,15 @@ def test_equal_bits_that_are_few_warn_once_and_name_more():
     assert len(caught) == 1
 
 
+def test_4_bits_warn_where_batches_differ_less_than_codes():
+    net, first = model(), images()
+    actnn.compress(net, bits=4, min_bytes=0)
+    with pytest.warns(actnn.ActNNWarning, match=r"of the variance .* bits=\d would add") as caught:
+        train(net, 4, lambda: first + 0.01 * torch.randn_like(first))
+    assert len(caught) == 1
+    assert actnn.compress(net, bits=8).actnn.adaptive is None
+
+
 def test_norms_have_4_bits_where_bits_are_equal():
     """By class, by values, and as functions inside of a norm's class; explicit choices, too."""
     net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.Conv2d(64, 8, 1))
@@ -434,13 +443,16 @@ def test_norms_have_4_bits_where_bits_are_equal():
 
 
 @quiet
-def test_compiled_models_run_no_trials():
+@pytest.mark.parametrize("settings", [{"level": "L3"}, {"bits": 2}, {"bits": 4}], ids=str)
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_models_run_no_trials(settings, fullgraph):
+    torch._dynamo.reset()
     net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
-    adaptive = measured(net)
-    run = torch.compile(net, backend="aot_eager")
+    actnn.compress(net, min_bytes=0, **settings)
+    run = torch.compile(net, backend="aot_eager", fullgraph=fullgraph)
     for _ in range(5):
         run(torch.randn(32, 64)).square().mean().backward()
-    assert adaptive._trials.runs == 0
+    assert net.actnn.adaptive._trials.runs == 0
     assert net[0].weight.grad.isfinite().all()
 
 

@@ -1,5 +1,6 @@
 """Compressed models on a GPU: kernels, graphs, host memory, accounting, synchronization."""
 
+import copy
 import gc
 
 import pytest
@@ -187,8 +188,50 @@ def test_data_parallel_is_an_error_with_several_gpus():
             nn.DataParallel(model, [0, 1])(x)
 
 
+class OnTwo(nn.Module):
+    """Blocks on two GPUs, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Block(64, 4).to("cuda:0"), Block(64, 4).to("cuda:1")
+        self.relu, self.drop = nn.ReLU(), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.second(self.drop(self.relu(self.first(x))).to("cuda:1"))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.filterwarnings("ignore::actnn.ActNNWarning")  # of the noise
+@pytest.mark.parametrize("level", ["L0", "L1", "L2", "L3", "L4", "L5", "swap"])
+def test_a_model_on_two_gpus(level):
+    model, x = OnTwo(), torch.randn(8, 64, 64, device="cuda:0")
+    model.drop.p = 0.0
+    ours = actnn.compress(copy.deepcopy(model), level=level, min_bytes=0)
+    exact = gradients(model, x)
+    for _ in range(4):
+        found = gradients(ours, x)
+    limit = {"L0": 0.0, "swap": 0.0, "L1": 0.3, "L2": 0.3}.get(level, 1.5)
+    for a, b in zip(exact, found, strict=True):
+        assert a.device == b.device
+        assert (a - b).norm() <= limit * a.norm() + 1e-4
+    moved = {r.reason for r in ours.actnn.records}
+    assert ("in host memory" in moved) == (level in ("L4", "L5", "swap"))
+    model.drop.p = 0.1
+    again = actnn.compress(copy.deepcopy(model), level=level, min_bytes=0)
+    assert all(each.isfinite().all() for each in gradients(again, x))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_plans_are_for_one_gpu():
+    model, x = OnTwo(), torch.randn(8, 64, 64, device="cuda:0")
+    with pytest.raises(actnn.ActNNError, match="one device, got parameters on cuda:0 and cuda:1"):
+        actnn.fit(model, x, "1 GiB")
+    assert actnn.estimate(model, x).total.exact > 0
+
+
 def test_accounting_equals_the_allocator():
-    model = compressed_copy(nn.Sequential(*(Block(256, 4) for _ in range(3))).cuda(), bits=4)
+    # At 8 bits nothing is kept to measure the noise.
+    model = compressed_copy(nn.Sequential(*(Block(256, 4) for _ in range(3))).cuda(), bits=8)
     x = torch.randn(8, 128, 256, device="cuda")
     step_of(model, x)()
     gc.collect()
@@ -203,7 +246,7 @@ def test_accounting_equals_the_allocator():
 
 
 def test_memory_does_not_grow():
-    model = compressed_copy(nn.Sequential(Block(), Block()).cuda(), bits=4)
+    model = compressed_copy(nn.Sequential(Block(), Block()).cuda(), bits=8)
     x = torch.randn(4, 16, 32, device="cuda")
     step = step_of(model, x)
     gc.disable()

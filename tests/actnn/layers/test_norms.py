@@ -149,7 +149,8 @@ def test_batch_norms_of_level_L3_are_exact_forward_and_close_backward(monkeypatc
         assert all((a - b).norm() < 0.03 * b.norm() + 1e-4 for a, b in zip(f, e, strict=True))
     assert torch.equal(net[1].running_var, exact[1].running_var)
     names = set()
-    node = [net(x.requires_grad_()).grad_fn]
+    y = net(x.requires_grad_())
+    node = [y.grad_fn]
     while node:
         each = node.pop()
         names.add(type(each).__name__)

@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import actnn
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of compilers
+
 needs_gloo = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
 )

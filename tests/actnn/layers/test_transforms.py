@@ -122,10 +122,11 @@ def test_lazy_modules_are_an_error_until_they_know_their_shapes():
 
 
 def test_replicas_of_data_parallel_are_errors():
-    model = compressed_copy(small())
-    assert torch.equal(nn.DataParallel(model)(torch.ones(2, 8)), model(torch.ones(2, 8)))
+    device, devices = ("cuda", [0]) if torch.cuda.is_available() else ("cpu", None)
+    model, x = compressed_copy(small().to(device)), torch.ones(2, 8, device=device)
+    assert torch.equal(nn.DataParallel(model, devices)(x), model(x))
     with pytest.raises(actnn.ActNNError, match="DistributedDataParallel around it, got a replica"):
-        model._replicate_for_data_parallel()(torch.ones(2, 8))
+        model._replicate_for_data_parallel()(x)
 
 
 def test_nested_tensors_run_as_in_torch():

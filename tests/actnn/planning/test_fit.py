@@ -206,6 +206,12 @@ def test_nothing_is_compiled_after_a_plan_that_compiles(monkeypatch):
     assert not any(isinstance(module, blocks.CompiledBlock) for module in net.modules())
 
 
+def test_plans_are_for_one_device():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta"))
+    with pytest.raises(actnn.ActNNError, match="one device, got parameters on cpu and meta"):
+        actnn.fit(net, torch.randn(4, 8), "1 GiB")
+
+
 def test_a_planner_goes_on_after_an_error(exact_peak):
     net, x = model(), example()
     planner = Planner(net, x, bits=())

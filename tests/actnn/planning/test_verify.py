@@ -194,6 +194,7 @@ def test_a_compiled_choice_with_other_gradients_is_left_out(monkeypatch):
     model, x = Net(Block, 2), torch.randn(64, 64)
     planner = Planner(model, x, bits=(), compile=True)
     assert not [choice for choice in planner.costs.of if choice.memory != 1]
+    assert not planner._is_right(BlockChoice("keep", memory=0.2, whole=True))
     plan = planner.plan("1 GiB")
     assert not any(choice.memory != 1 for choice in plan.choices.values())
     assert not any(choice.memory != 1 for found in planner._seconds for choice in found)

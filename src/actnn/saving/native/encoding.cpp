@@ -37,8 +37,7 @@ Decision Step::decide(const nb::handle &whole, const Description &d, const Op *m
                             answer[2],
                             answer[3],
                             nb::cast<int64_t>(answer[4]),
-                            nb::cast<bool>(answer[5]),
-                            nb::cast<bool>(answer[6])};
+                            nb::cast<bool>(answer[5])};
     if (caches) {
         decisions_.named.push_back(where.path);
         decisions_.named.push_back(kind);
@@ -77,8 +76,8 @@ nb::object Step::encode(const nb::handle &tensor, const Description &d, bool den
         positive = self().attr("_positive")(tensor);
         held += nb::cast<int64_t>(positive.attr("nbytes"));
     }
-    Encoded encoded{codes[0],       codes[1],     coder->decode, positive,         coder->shape,
-                    coder->strides, coder->dtype, held,          decision.by_maker};
+    Encoded encoded{codes[0],     codes[1],       coder->decode, positive,
+                    coder->shape, coder->strides, coder->dtype,  held};
     return nb::cast(new Compressed(std::move(encoded), counter_), nb::rv_policy::take_ownership);
 }
 

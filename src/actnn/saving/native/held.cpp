@@ -26,13 +26,14 @@ Kept::Kept(const nb::handle &tensor, int64_t held, std::shared_ptr<Counter> coun
 nb::object Kept::unpack(const nb::handle &view) const {
     if (torch().tensors.version(tensor_.ptr()) != version_)
         held_rules().refuse_changed(tensor_, version_);
+    if (instead_.is_valid()) return instead_();
     if (view.is_none()) return tensor_;
     const int64_t start =
         number(item(view, 2)) + number(torch().storage_offset.call(tensor_.ptr()));
     return torch().as_strided(tensor_, item(view, 0), item(view, 1), start);
 }
 
-void Compressed::keep(nb::object exact) {
+void Compressed::keep(nb::object other) {
     // What is freed may run other code: last.
     Encoded before;
     before.data = nb::none();
@@ -41,12 +42,12 @@ void Compressed::keep(nb::object exact) {
     std::swap(before.data, encoded_.data);
     std::swap(before.params, encoded_.params);
     std::swap(before.positive, encoded_.positive);
-    exact_ = std::move(exact);
-    share_.set(0);  // the tensor itself counts
+    other_ = std::move(other);
+    share_.set(0);  // the other counts
 }
 
 nb::object Compressed::unpack(const nb::handle &view) {
-    if (exact_.is_valid()) return actnn::unpack(exact_, view);
+    if (other_.is_valid()) return actnn::unpack(other_, view);
     if (holds_true(call(torch().is_grad_enabled))) held_rules().refuse_second_derivative();
     nb::object storage = decoded_.get(), tensor;
     if (storage.is_none()) {
@@ -64,19 +65,11 @@ nb::object Compressed::unpack(const nb::handle &view) {
                                               view.is_none() ? encoded_.shape : item(view, 0),
                                               view.is_none() ? encoded_.strides : item(view, 1));
     }
-    ++unpacked_;
-    if (encoded_.by_maker) {
-        const bool maker_is_next = saves > 1 && (unpacked_ + 1) % saves == 0;
-        nb::object next = maker_is_next ? storage : nb::none();
-        std::swap(alive_, next);
-    }
     return tensor;
 }
 
-void View::keep(nb::object exact) {
-    Compressed *codes = nullptr;
-    if (nb::try_cast(held_, codes) && codes) --codes->saves;
-    held_ = std::move(exact);
+void View::keep(nb::object other) {
+    held_ = std::move(other);
     layout_ = nb::none();
 }
 

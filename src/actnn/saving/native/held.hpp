@@ -44,9 +44,11 @@ class Kept {
     const nanobind::object &tensor() const { return tensor_; }
     // Returns the tensor, or a view of its elements; view: a Layout of Python, or None.
     nanobind::object unpack(const nanobind::handle &view) const;
+    // Lets unpack return the result of a function instead of the tensor.
+    void replace(nanobind::object function) { instead_ = std::move(function); }
 
  private:
-    nanobind::object tensor_;
+    nanobind::object tensor_, instead_;
     int64_t version_;
     Share share_;
 };
@@ -58,32 +60,26 @@ struct Encoded {
     nanobind::object positive;      // what `positive_mask` returned, or None
     nanobind::object shape, strides, dtype;
     int64_t held;
-    bool by_maker;  // see `Compressed`
 };
 
 // Codes of the tensor, in storage order; they fit every dense view of the same elements.
-// by_maker: the node that made the tensor saves it, too, and runs in backward at once after the
-// last of the others: then the decoded tensor stays alive between them.
 class Compressed {
  public:
     Compressed(Encoded encoded, std::shared_ptr<Counter> counter)
         : encoded_(std::move(encoded)), share_(std::move(counter), encoded_.held) {}
     int64_t held() const { return share_.bytes(); }
-    // Holds the tensor itself instead of the codes.
-    void keep(nanobind::object exact);
+    // Holds another form of the tensor instead of the codes, such as the tensor itself.
+    void keep(nanobind::object other);
     // Returns the decoded tensor, or a view of it; one that is still alive is used again.
     nanobind::object unpack(const nanobind::handle &view);
-
-    int64_t saves = 1;  // how many nodes have saved the tensor
 
  private:
     Encoded encoded_;
     Share share_;
-    nanobind::object exact_, alive_;
+    nanobind::object other_;
     // An autograd node that saved one tensor twice unpacks it twice before it runs. The weak
     // reference does not prolong the life of the first, so that the peak stays.
     WeakStorage decoded_;
-    int64_t unpacked_ = 0;
 };
 
 // A view of elements that are held once.
@@ -91,8 +87,8 @@ class View {
  public:
     View(nanobind::object held, nanobind::object layout)
         : held_(std::move(held)), layout_(std::move(layout)) {}
-    // Holds the tensor of this layout itself.
-    void keep(nanobind::object exact);
+    // Holds another form of the tensor of this layout.
+    void keep(nanobind::object other);
     nanobind::object unpack() const;
 
  private:

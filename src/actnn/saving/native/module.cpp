@@ -48,20 +48,21 @@ NB_MODULE(_native, m) {
     nb::class_<Kept>(m, "Kept", nb::is_weak_referenceable())
         .def_prop_ro("held", &Kept::held)
         .def_prop_ro("tensor", &Kept::tensor)
+        .def("replace", &Kept::replace)
         .def("unpack", &Kept::unpack, nb::arg("view") = nb::none());
     nb::class_<Compressed>(m, "Compressed", nb::is_weak_referenceable())
         .def(
             "__init__",
             [](Compressed *self, nb::object data, nb::object params, nb::object decode,
                nb::object positive, nb::object shape, nb::object strides, nb::object dtype,
-               int64_t held, bool by_maker, std::shared_ptr<Counter> counter) {
+               int64_t held, std::shared_ptr<Counter> counter) {
                 new (self) Compressed(
                     {std::move(data), std::move(params), std::move(decode), std::move(positive),
-                     std::move(shape), std::move(strides), std::move(dtype), held, by_maker},
+                     std::move(shape), std::move(strides), std::move(dtype), held},
                     std::move(counter));
             },
             nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
-            nb::arg(), nb::arg(), nb::arg())
+            nb::arg(), nb::arg())
         .def_prop_ro("held", &Compressed::held)
         .def("keep", &Compressed::keep)
         .def("unpack", &Compressed::unpack, nb::arg("view") = nb::none());
@@ -105,7 +106,8 @@ NB_MODULE(_native, m) {
         .def("_note", &Step::note)
         .def("_keep_operand", &Step::keep_operand)
         .def("_compare", &Step::keep_compared)
-        .def("_operands", &Step::operands);
+        .def("_operands", &Step::operands)
+        .def("_last_kept", &Step::last_kept);
     m.def("set_rules", &set_rules);
     m.def("set_held_rules", [](nb::object refuse_changed, nb::object refuse_second_derivative,
                                nb::object restore_positive, nb::object view_of_storage) {

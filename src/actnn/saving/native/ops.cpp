@@ -15,8 +15,8 @@ namespace {
 
 // What saving/step.py tells at its import.
 struct Rules {
-    nb::object keep;              // the choice
-    nb::object forms, comparing;  // names of nodes
+    nb::object keep;                 // the choice
+    nb::object forms, looking_back;  // names of nodes
 };
 Rules &rules() {
     static Rules *const found = new Rules;
@@ -37,7 +37,7 @@ const Op *op_of(const nb::handle &tensor) {
     if (found != known->end()) return &found->second;
     const nb::object name = name_of(node), kind = nb::borrow(type);
     const Op op{name, kind, nb::cast<bool>(rules().forms.attr("__contains__")(name)),
-                nb::cast<bool>(rules().comparing.attr("__contains__")(name))};
+                nb::cast<bool>(rules().looking_back.attr("__contains__")(name))};
     // Nodes without a type of their own share one.
     if (nb::cast<std::string>(kind.attr("__name__")) == "CppFunction")
         return &others->emplace(nb::cast<std::string>(name), op).first->second;
@@ -46,8 +46,8 @@ const Op *op_of(const nb::handle &tensor) {
 
 const nb::object &keep_choice() { return rules().keep; }
 
-void set_rules(nb::object keep, nb::object forms, nb::object comparing) {
-    rules() = {std::move(keep), std::move(forms), std::move(comparing)};
+void set_rules(nb::object keep, nb::object forms, nb::object looking_back) {
+    rules() = {std::move(keep), std::move(forms), std::move(looking_back)};
 }
 
 }  // namespace actnn

@@ -16,7 +16,8 @@ struct Words {
     nb::object empty = nb::str(""), subclass = nb::str("tensor subclass"), small = nb::str("small"),
                attribute = nb::str("attribute of its module"), kept = nb::str("kept"),
                compressed = nb::str("compressed"), compared = nb::str("compared in backward"),
-               parameter = nb::str("parameter"), buffer = nb::str("buffer"), leaf = nb::str("leaf"),
+               again = nb::str("made again in backward"), parameter = nb::str("parameter"),
+               buffer = nb::str("buffer"), leaf = nb::str("leaf"),
                of_parameter = nb::str("view of a parameter"), of_leaf = nb::str("view of a leaf"),
                not_floating = nb::str("not floating point"),
                without_gradient = nb::str("without gradient"), children = nb::str("_modules"),
@@ -239,10 +240,7 @@ nb::object Step::pack(const nb::handle &tensor) {
             record(tensor, unrecorded, 0, nb::str("shared with ") + nb::str(nb::int_(shared)), {},
                    where.path);
             nb::object held = operand;
-            if (!scale.is_none())
-                held = self().attr("_scaled")(operand, scale);
-            else if (nb::isinstance<Compressed>(operand))
-                ++nb::inst_ptr<Compressed>(operand)->saves;
+            if (!scale.is_none()) held = self().attr("_scaled")(operand, scale);
             if (adaptive_) self().attr("_share")(shared, where.path);
             const nb::object packed = dense ? view_of(held, tensor, whole) : held;
             remember(tensor, packed, records_.size() - 1);
@@ -265,7 +263,15 @@ nb::object Step::pack(const nb::handle &tensor) {
     std::optional<Claim> instead;
     std::swap(instead, storage.normalized);
     const Op *const op = op_of(tensor);
-    if (!seen && op && op->may_compare) self().attr("_keep_compared")(tensor);
+    if (!seen && op && op->looks_back) {
+        nb::object again = self().attr("_look_back")(tensor, is_new);
+        if (!again.is_none()) {
+            record_instead(Claim{words().again, nb::borrow(tensor), keep_choice(), op->name,
+                                 nb::none(), nb::none()},
+                           0);
+            return again;
+        }
+    }
     const nb::object held = hold(whole, *held_d, dense, tensor, d, op, storage, instead);
     if (alive) records_[index].nbytes = unrecorded;  // torch would have held it once
     Saved *before = find();                          // what ran since may have added others
@@ -384,8 +390,12 @@ nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbyte
     }
     record(tensor, nbytes, nbytes, std::move(reason), std::move(choice), std::move(path),
            std::move(op));
-    return keep_operand(kept, nbytes);
+    nb::object operand = keep_operand(kept, nbytes);
+    last_kept_ = weak(operand);
+    return operand;
 }
+
+nb::object Step::last_kept() const { return dereferenced(last_kept_); }
 
 void Step::record_instead(const Claim &claim, int64_t held) {
     const nb::object &tensor = claim.instead_of;

@@ -28,7 +28,6 @@ struct Decision {
     nanobind::object choice, reason, bounds;
     int64_t bits;
     bool positive;  // whether the signs of all elements must be exact
-    bool by_maker;  // see `Compressed`
 };
 
 // The functions that encode and decode tensors of one size, and the bytes of their codes.
@@ -91,6 +90,8 @@ class Step {
     void note(nanobind::object reason, nanobind::object instead_of, nanobind::object choice);
     nanobind::object keep_operand(const nanobind::handle &tensor, int64_t nbytes);
     nanobind::list operands() const;
+    // Returns what was kept last, or None.
+    nanobind::object last_kept() const;
     void forget();
     int64_t next() { return count_++; }
     nanobind::object records() const { return records_object_; }
@@ -171,6 +172,7 @@ class Step {
     nanobind::object opaque_;
     std::unordered_map<uintptr_t, Storage> storages_;
     std::deque<Operand> operands_;
+    nanobind::object last_kept_;                            // a weak reference
     std::unordered_map<int64_t, nanobind::object> states_;  // device -> state of the noise
     int64_t count_ = 0;
 };

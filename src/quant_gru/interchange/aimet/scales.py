@@ -12,9 +12,8 @@ from quant_gru.calibration.tied import TIED
 from quant_gru.config import QuantConfig
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, update_first
-from quant_gru.integer.qparams import QParams, float32
+from quant_gru.integer.qparams import QParams, float32, weight_scales
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.integer.weight_values import weight_scales
 from quant_gru.integer.weights import groups_of
 from quant_gru.interchange.aimet.entries import Entry
 from quant_gru.interchange.aimet.places import Place

@@ -20,6 +20,8 @@ Typed: TypeAlias = "tuple[Value, str, int]"
 OPSET = 21  # the first opset with 16-bit QuantizeLinear and DequantizeLinear
 OPSETS = range(17, OPSET + 1)
 MICROSOFT = "com.microsoft"
+CONTAINERS = {"torch.int8": "INT8", "torch.uint8": "UINT8", "torch.int16": "INT16"}
+CONTAINERS |= {"torch.int32": "INT32", "torch.int64": "INT64"}
 Constants: TypeAlias = "dict[tuple[str, tuple[int, ...], bytes], Value]"
 """Type, shape and bytes of a constant -> its value, in one graph."""
 
@@ -40,6 +42,15 @@ def onnx_ir() -> Any:
             'with pip install "quant-gru[onnx]"'
         ) from error
     return ir
+
+
+def graph_input(name: str, dtype: str, *shape: int | str) -> Value:
+    """Return an input of a graph; sizes that are names are dynamic."""
+    ir = onnx_ir()
+    found: Value = ir.Value(
+        name=name, type=ir.TensorType(ir.DataType[dtype]), shape=ir.Shape(shape)
+    )
+    return found
 
 
 class Builder:

@@ -13,8 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quant_gru.interchange.onnx.builder import Builder, Constants, Value, onnx_ir, static_size
-from quant_gru.interchange.onnx.model import graph_input
+from quant_gru.interchange.onnx.builder import (
+    Builder,
+    Constants,
+    Value,
+    graph_input,
+    onnx_ir,
+    static_size,
+)
 from quant_gru.interchange.onnx.profiles import add_gru
 from quant_gru.interchange.onnx.recorded import source_of
 

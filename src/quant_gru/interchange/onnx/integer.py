@@ -12,7 +12,7 @@ from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.onnx.boundary import code_of, moved, quantized, quantized_beside, real
-from quant_gru.interchange.onnx.builder import Builder, Value
+from quant_gru.interchange.onnx.builder import CONTAINERS, Builder, Value
 from quant_gru.interchange.onnx.exact import (
     LIMITS,
     Rule,
@@ -23,12 +23,16 @@ from quant_gru.interchange.onnx.exact import (
     scaled,
     weighted_sum,
 )
-from quant_gru.interchange.onnx.listed import Sums, of_sums
-from quant_gru.interchange.onnx.lookups import is_listed, joins, limits, look_up
+from quant_gru.interchange.onnx.lookups import (
+    Sums,
+    is_listed,
+    joins,
+    limits,
+    look_up,
+    of_sums,
+)
 from quant_gru.interchange.onnx.products import Product
 
-CONTAINERS = {"torch.int8": "INT8", "torch.uint8": "UINT8", "torch.int16": "INT16"}
-CONTAINERS |= {"torch.int32": "INT32", "torch.int64": "INT64"}
 _JOINT = 1 << 15  # entries, zeros among them, up to which one product is faster than two
 
 

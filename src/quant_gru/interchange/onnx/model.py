@@ -9,15 +9,16 @@ import numpy as np
 
 from quant_gru.errors import QuantGRUError
 from quant_gru.interchange.onnx.builder import (
+    CONTAINERS,
     OPSET,
     Builder,
     Value,
+    graph_input,
     infer_shapes,
     model_of,
     onnx_ir,
     static_size,
 )
-from quant_gru.interchange.onnx.integer import CONTAINERS
 from quant_gru.interchange.onnx.notes import write_notes
 from quant_gru.interchange.onnx.profiles import (
     CELLS,
@@ -28,15 +29,6 @@ from quant_gru.interchange.onnx.profiles import (
     zero_states,
 )
 from quant_gru.interchange.onnx.source import Source
-
-
-def graph_input(name: str, dtype: str, *shape: int | str) -> Value:
-    """Return an input of a graph; sizes that are names are dynamic."""
-    ir = onnx_ir()
-    found: Value = ir.Value(
-        name=name, type=ir.TensorType(ir.DataType[dtype]), shape=ir.Shape(shape)
-    )
-    return found
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.interchange.onnx.boundary import code_real, real_code
-from quant_gru.interchange.onnx.builder import Builder, Value
-from quant_gru.interchange.onnx.integer import CONTAINERS, IntegerCell
+from quant_gru.interchange.onnx.builder import CONTAINERS, Builder, Value
+from quant_gru.interchange.onnx.integer import IntegerCell
 from quant_gru.interchange.onnx.layers import Cell, sequence, split_states
 from quant_gru.interchange.onnx.node import float_layers, node_layers
 from quant_gru.interchange.onnx.qdq import QdqCell

@@ -11,8 +11,7 @@ from quant_gru.integer.plan import ZONEOUT_SHIFT, CellPlan
 from quant_gru.integer.quantizer import Quantizer, code_limits
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.onnx import real_weights
-from quant_gru.interchange.onnx.builder import Builder, Value
-from quant_gru.interchange.onnx.integer import CONTAINERS
+from quant_gru.interchange.onnx.builder import CONTAINERS, Builder, Value
 from quant_gru.interchange.row_scales import ROWS
 
 _TYPES = {"UINT8": np.uint8, "INT16": np.int16, "UINT16": np.uint16}

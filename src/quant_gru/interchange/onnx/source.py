@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from quant_gru.execution.layers import Weights
 from quant_gru.integer.plan import GRUPlan
-
-Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)

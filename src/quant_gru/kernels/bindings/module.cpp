@@ -12,6 +12,7 @@
 #include "bindings/cuda_backward.hpp"
 #include "bindings/cuda_call.hpp"
 #include "bindings/effects.hpp"
+#include "bindings/gpu_plans.hpp"
 #include "bindings/packed_rows.hpp"
 #include "bindings/prepared_call.hpp"
 #include "bindings/weight_guard.hpp"
@@ -137,6 +138,7 @@ NB_MODULE(_native, m) {
     nb::module_::import_("kernel_runtime._native");
     bind_cpu(m);
     bind_effects(m);
+    bind_gpu_plans(m);
     nb::class_<WeightGuard>(m, "WeightGuard")
         .def(nb::init<const nb::handle &, const nb::sequence &, nb::object>(), nb::arg(), nb::arg(),
              nb::arg().none())

@@ -105,11 +105,10 @@ QuantizerNumbers quantizer_numbers(const QuantizerTuple &tuple) {
     return {bits, is_signed, static_cast<float>(scale), zero};
 }
 
-CellNumbers cell_numbers(const nb::dict &d) {
+CellNumbers gate_part(const nb::dict &d) {
     const nb::dict quantizers = field<nb::dict>(d, "quantizers");
     const nb::dict sums = field<nb::dict>(d, "sums"), tables = field<nb::dict>(d, "tables");
     CellNumbers n;
-    n.H = field<int>(d, "H");
     n.one = field<int64_t>(d, "one");
     n.x = quantizer_of(quantizers, "input.x");
     n.h = quantizer_of(quantizers, "output.h");
@@ -135,6 +134,12 @@ CellNumbers cell_numbers(const nb::dict &d) {
     n.tables.z = table_of(tables, "gate.z_out");
     n.tables.r = table_of(tables, "gate.r_out");
     n.tables.g = table_of(tables, "gate.g_out");
+    return n;
+}
+
+CellNumbers cell_numbers(const nb::dict &d) {
+    CellNumbers n = gate_part(d);
+    n.H = field<int>(d, "H");
     n.W = matrix_of(field<nb::dict>(d, "W"), field<int>(d, "C"));
     n.R = matrix_of(field<nb::dict>(d, "R"), n.H);
     return n;

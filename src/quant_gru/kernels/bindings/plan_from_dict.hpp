@@ -16,8 +16,9 @@ namespace quant_gru {
 using QuantizerTuple = std::tuple<int, bool, double, int64_t>;
 QuantizerNumbers quantizer_numbers(const QuantizerTuple &tuple);
 
-// From the dict of plan_packing.py.
+// From the dicts of plan_packing.py: all numbers, and those of the gate arithmetic.
 CellNumbers cell_numbers(const nanobind::dict &numbers);
+CellNumbers gate_part(const nanobind::dict &numbers);
 
 // From the dict of requantize_weights.py.
 WeightsPlan weights_plan(const nanobind::dict &numbers);

@@ -70,7 +70,7 @@ def run(
     threads: int | None = None,
     held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run one layer and direction, like `quant_gru.integer.reference.run`.
+    """Run one layer and direction, like `quant_gru.integer.cell.run`.
 
     Args:
         plan: The plan, on the CPU.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.plan import CellPlan, FrozenPart
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -18,18 +18,27 @@ QuantizerTuple = tuple[int, bool, float, int]
 
 def pack(plan: CellPlan) -> dict[str, Any]:
     """Return the argument of `_native.Layer`: numbers, addresses, and the tensors to keep alive."""
-    w, frozen = plan.weights, plan.frozen
+    w = plan.weights
+    gates = pack_gates(plan.frozen)
+    tensors = gates["keep"]
+    return {
+        **gates,
+        "H": plan.hidden_size,
+        "C": plan.input_size,
+        "W": _matrix(w.W, w.bits_W, w.Bw, w.Wx, tensors),
+        "R": _matrix(w.R, w.bits_R, w.Br, w.Rh, tensors),
+    }
+
+
+def pack_gates(frozen: FrozenPart) -> dict[str, Any]:
+    """Return the numbers of `pack` that do not depend on weights."""
     tensors: list[Tensor] = []
     zoneout = {} if frozen.zoneout is None else {"zoneout": frozen.zoneout}
     return {
-        "H": plan.hidden_size,
-        "C": plan.input_size,
         "one": frozen.one,
         "quantizers": {name: pack_quantizer(q) for name, q in frozen.quantizers.items()},
         "sums": {name: _sum(each) for name, each in {**frozen.sums, **zoneout}.items()},
         "tables": {name: _table(table, tensors) for name, table in frozen.tables.items()},
-        "W": _matrix(w.W, w.bits_W, w.Bw, w.Wx, tensors),
-        "R": _matrix(w.R, w.bits_R, w.Br, w.Rh, tensors),
         "keep": tensors,
     }
 

@@ -17,13 +17,12 @@ from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, WeightPart
-from quant_gru.kernels.cuda.plan.structure import Form
+from quant_gru.kernels._native import Form, Method
 from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.projection import int_mm
 from quant_gru.kernels.cuda.projection.from_codes import projection
-from quant_gru.kernels.cuda.projection.select import Method, select
+from quant_gru.kernels.cuda.projection.select import select
 from quant_gru.kernels.cuda.recurrence import planner
-from quant_gru.kernels.cuda.recurrence.direction_fusion import launches_of
 from quant_gru.kernels.cuda.structs import (
     KINDS,
     RECURRENT_C,
@@ -65,7 +64,7 @@ def run(
     machine: Machine | None = None,
     held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run one layer and direction, with the results of `quant_gru.integer.reference.run`.
+    """Run one layer and direction, with the results of `quant_gru.integer.cell.run`.
 
     Args:
         plan: The plan, on x's device.
@@ -112,7 +111,7 @@ def run_directions(
     clusters = machine.clusters()
     # the kernel is compiled with or without held units, so these directions cannot share a launch
     alike = [calls] if len({call.held is None for call in calls}) == 1 else [[c] for c in calls]
-    for group, form in itertools.chain(*(launches_of(each, N, clusters) for each in alike)):
+    for group, form in itertools.chain(*(planner.launches_of(each, N, clusters) for each in alike)):
         shape = planner.choose(form, group[0].numbers.H, N, len(group), clusters)
         if shape is None:
             for call in group:
@@ -289,7 +288,7 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     int_mm.fill(p, numbers, shape, N)
     p.Wx = Wx.data_ptr()
     selection = select(machine, numbers, shape, T, N)
-    if selection.method is Method.CODES_FEW_ROWS:
+    if selection.method == Method.CODES_FEW_ROWS:
         machine.launch(*int_mm.few_rows(T * N, numbers.H), p)
         return Wx
     weights, _ = int_mm.fill_gemm(p, numbers)

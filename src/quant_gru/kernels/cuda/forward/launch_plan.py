@@ -25,7 +25,6 @@ from quant_gru.kernels.cuda.forward.layer_launches import LayerLaunches
 from quant_gru.kernels.cuda.forward.native_call import Sizes, makers_of, native_call
 from quant_gru.kernels.cuda.projection.int_mm import load_gemm
 from quant_gru.kernels.cuda.recurrence import planner
-from quant_gru.kernels.cuda.recurrence.direction_fusion import launches_of
 
 
 def schedule_of(
@@ -50,7 +49,7 @@ def schedule_of(
     chosen = []
     for cells in layers:
         layer = []
-        for group, cell_form in launches_of(cells, N, clusters):
+        for group, cell_form in planner.launches_of(cells, N, clusters):
             shape = planner.choose(cell_form, group[0].numbers.H, N, len(group), clusters)
             if shape is None:
                 return None

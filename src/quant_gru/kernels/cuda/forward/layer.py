@@ -9,8 +9,8 @@ from kernel_runtime.cuda.workspace import Memory
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels._native import Form
 from quant_gru.kernels.cuda.forward.executor import numbers_of
-from quant_gru.kernels.cuda.plan.structure import Form
 from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.recurrence import planner
 

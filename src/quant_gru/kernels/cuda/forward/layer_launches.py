@@ -9,6 +9,14 @@ import torch
 
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernels import _native
+from quant_gru.kernels._native import (
+    Method,
+    Overlap,
+    Selection,
+    Tile,
+    WeightStationary,
+)
 from quant_gru.kernels.cuda.forward.border import Border, Extent
 from quant_gru.kernels.cuda.forward.inputs import (
     ByteRows,
@@ -29,16 +37,9 @@ from quant_gru.kernels.cuda.forward.layer import (
 )
 from quant_gru.kernels.cuda.forward.native_call import Memories
 from quant_gru.kernels.cuda.projection import int_mm
-from quant_gru.kernels.cuda.projection.from_codes import Tile, WeightStationary, projection
-from quant_gru.kernels.cuda.projection.from_reals import (
-    Block,
-    Warpgroups,
-    few_projection,
-    kernel_of,
-    real_projection,
-)
-from quant_gru.kernels.cuda.projection.overlap import Overlap, overlap_of
-from quant_gru.kernels.cuda.projection.select import Method, Selection, select
+from quant_gru.kernels.cuda.projection.from_codes import projection
+from quant_gru.kernels.cuda.projection.from_reals import few_projection, kernel_of, real_projection
+from quant_gru.kernels.cuda.projection.select import RealBlocks, overlap_of, select
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import KINDS, RECURRENT_C, ProjectC
 
@@ -160,7 +161,7 @@ class LayerLaunches:
         """Return the input of each direction's projection. Equal codes are computed once."""
         inputs: list[LayerInput] = []
         for (cell, shape), selection in zip(by_direction(layer), selected, strict=True):
-            if selection.method.reads_reals:
+            if selection.reads_reals:
                 inputs.append(LayerInput(this.nan))
                 if selection.reals:
                     kernel = kernel_of(selection.reals, cell.numbers, shape, cell.x)
@@ -184,7 +185,7 @@ class LayerLaunches:
         else:
             kernel, grid, record = requantize_layers(cell, below, space, self.memories.codes, T, N)
         found = LayerInput()
-        if selection.method is Method.CODES_FEW_ROWS:
+        if selection.method == Method.CODES_FEW_ROWS:
             found.codes = space.take(T * N * numbers.C * cell.x.container.itemsize)
             space.point(record.to, "codes", found.codes)
         else:
@@ -250,9 +251,7 @@ class LayerLaunches:
         self, group: Group, outputs: planner.StateOutputs, overlap: Overlap | None
     ) -> tuple[Kernel, Grid]:
         (cells, form, shape), N = group, self._N
-        clusters = self._machine.clusters()
-        # no launch starts early on GPUs without clusters: some have too little shared memory
-        alone = len(clusters) > 1 and shape.tiles(N) * len(cells) <= clusters[shape.blocks]
+        alone = _native.starts_early(shape, N, len(cells), self._machine.clusters())
         return planner.layout(
             shape,
             form,
@@ -296,7 +295,7 @@ class LayerLaunches:
         cell: Cell,
         shape: planner.Shape,
         nan: int,
-        block: Block | Warpgroups | None,
+        block: RealBlocks | None,
         direction: int,
     ) -> None:
         """Add a projection from real values. Without a block, one warp computes each unit."""
@@ -329,7 +328,8 @@ class LayerLaunches:
         rows.records.append(record)
         space.point(record, "Wx", self._projected[direction])
         if overlap:
-            grid, record.stretch = overlap.grid(numbers, shape), overlap.chunk * N
+            made = overlap.grid(shape.units, numbers.padded_C, numbers.x_planes)
+            grid, record.stretch = planner.grid_of(made), overlap.chunk * N
             target.stretches = overlap.chunks(T)
             counts = space.take(4 * target.stretches)
             space.point(target, "counts", counts)

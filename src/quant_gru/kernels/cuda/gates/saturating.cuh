@@ -1,7 +1,7 @@
 // The gate arithmetic of one element with codes of at most 8 bits and power-of-two multipliers.
 // A code is represented by the fraction u: code = lo + 256 u. The clamp u >= 0 is free, since
 // hardware instructions saturate to [0, 1]. Terms that are known early are added before late ones.
-// All sums are exact; saturating.py computes the constants, and tells for which plans they are.
+// All sums are exact; host/plans/saturating.cpp computes the constants, and tells for which plans.
 #ifndef QUANT_GRU_SATURATED_CUH
 #define QUANT_GRU_SATURATED_CUH
 

@@ -5,7 +5,6 @@ Numbers that depend on weights stay in device tensors. The structures hold addre
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -28,13 +27,7 @@ from quant_gru.kernels.cuda.plan.structure import (
 )
 from quant_gru.kernels.cuda.structs import KINDS, MatrixC
 
-_MOST_BYTES = 1 << 14  # most features for which byte products and bias fit int32
 _LONG = 512  # features; with about three times as many, typical sums of two planes exceed int32
-
-
-def is_power_of_two(scale: float) -> bool:
-    """Return whether a scale is a power of two, so that its inverse is exact."""
-    return math.frexp(scale)[0] == 0.5
 
 
 # properties that hold derived tensors; each one comes after the properties that it depends on
@@ -181,6 +174,11 @@ class Numbers:
         return rows.gather(4, at).view(tiles, panels, 3, 64, 128)
 
     @property
+    def W_bits(self) -> int:
+        """Width of codes of W."""
+        return self._widths[0]
+
+    @property
     def padded_C(self) -> int:
         """Padded number of input features in `gemm`."""
         return _padded(self.C)
@@ -189,11 +187,6 @@ class Numbers:
     def x_planes(self) -> int:
         """Bytes of a code of x inside a kernel."""
         return planes_of(self.x.bits)
-
-    @property
-    def x_powers(self) -> bool:
-        """Whether the scales of x and W x are powers of two, so multipliers of W x are, too."""
-        return is_power_of_two(self.x.scale) and is_power_of_two(self._Wx.scale)
 
     @property
     def long_sums(self) -> bool:
@@ -266,11 +259,6 @@ class Numbers:
         fold = self.h_offset - self.h.zero_point
         folded = self._B[1] + fold * self._R.to(torch.int64).sum(dim=1)
         return halves * ((1 << 15) + 128) + sizes.sum(dim=1) * 128 + folded.abs()
-
-    @property
-    def projects_bytes(self) -> bool:
-        """Whether W has one-byte codes and int32 holds sums of byte products."""
-        return self.W_planes == 1 and self.C <= _MOST_BYTES
 
     @_cached
     def of_bytes(self) -> tuple[Tensor, Tensor]:

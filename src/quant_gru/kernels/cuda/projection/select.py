@@ -1,59 +1,53 @@
-"""Selection of the kernel for the input projection of a direction."""
+"""Selection of the kernel for the input projection of a direction, in native code."""
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import NamedTuple
-
 from kernel_runtime.cuda.launch import Machine
-from quant_gru.kernels.cuda.plan.tensors import Numbers
-from quant_gru.kernels.cuda.projection.from_codes import Tile, WeightStationary, block_of
-from quant_gru.kernels.cuda.projection.from_reals import (
-    FEWEST_ROWS,
-    Block,
+from quant_gru.kernels import _native
+from quant_gru.kernels._native import (
+    Chip,
+    Overlap,
+    ProjectionSize,
+    Selection,
+    Shape,
+    TiledReals,
     Warpgroups,
-    choose_for,
-    reads_reals,
 )
-from quant_gru.kernels.cuda.projection.overlap import Overlap
-from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cpu.plan_packing import pack_quantizer
+from quant_gru.kernels.cuda.plan.tensors import Numbers
 
-FEW_ROWS = 64  # steps times batch up to which codes are projected without tensor cores
-
-
-class Method(Enum):
-    """How a projection is computed."""
-
-    REALS_FEW_ROWS = "from real values, a warp for each unit"
-    REALS_TILED = "from real values, on tensor cores"
-    CODES_FEW_ROWS = "from codes in their container, a warp for each unit"
-    CODES_TILED = "from codes as bytes, on tensor cores"
-    GEMM = "from codes as bytes, by a GEMM of torch and a kernel that requantizes"
-
-    @property
-    def reads_reals(self) -> bool:
-        """Whether the projection reads and quantizes real values."""
-        return self in (Method.REALS_FEW_ROWS, Method.REALS_TILED)
+RealBlocks = TiledReals | Warpgroups
+POLICY = _native.ProjectionPolicy()
+"""What experiments change, such as whether recurrences start before their projections end."""
 
 
-class Selection(NamedTuple):
-    """The projection of a direction.
+def chip_of(machine: Machine) -> Chip:
+    """Return what projections depend on of a machine."""
+    return Chip(machine.arch, machine.clusters())
 
-    Attributes:
-        method: How it is computed.
-        reals: The blocks of `REALS_TILED`.
-        codes: The blocks of `CODES_TILED`.
+
+def size_of(numbers: Numbers, shape: Shape, T: int, N: int) -> ProjectionSize:
+    """Return the projection of T steps of N rows.
+
+    Args:
+        numbers: Numbers of the plan.
+        shape: Shape of the recurrence that reads the result.
+        T: Steps.
+        N: Rows.
     """
+    return ProjectionSize(T, N, numbers.C, numbers.W_bits, pack_quantizer(numbers.x), shape)
 
-    method: Method
-    reals: Block | Warpgroups | None = None
-    codes: Tile | WeightStationary | None = None
+
+def overlap_of(machine: Machine, numbers: Numbers, shape: Shape, T: int, N: int) -> Overlap | None:
+    """Return the projection that overlaps with one direction's recurrence; None if none pays."""
+    size = size_of(numbers, shape, T, N)
+    return _native.overlap_of(chip_of(machine), size, numbers.form, POLICY)
 
 
 def select(
     machine: Machine,
     numbers: Numbers,
-    shape: planner.Shape,
+    shape: Shape,
     T: int,
     N: int,
     *,
@@ -71,25 +65,5 @@ def select(
         real_values: Whether x is given as real values; otherwise it is given as codes.
         overlap: The overlap with the recurrence, or None.
     """
-    if real_values and overlap is None:
-        found = _from_real_values(machine, numbers, shape, T, N)
-        if found is not None:
-            return found
-    if T * N <= FEW_ROWS:
-        return Selection(Method.CODES_FEW_ROWS)
-    if not numbers.projects_bytes:
-        return Selection(Method.GEMM)
-    codes = overlap.block if overlap else block_of(machine, numbers, shape, T, N)
-    return Selection(Method.CODES_TILED, codes=codes)
-
-
-def _from_real_values(
-    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> Selection | None:
-    """Return a projection that reads real values, or None if one from codes is faster."""
-    if not reads_reals(numbers):
-        return None
-    block = choose_for(machine, numbers, shape, T, N) if T * N > FEWEST_ROWS else None
-    if block:
-        return Selection(Method.REALS_TILED, reals=block)
-    return Selection(Method.REALS_FEW_ROWS) if T * N <= FEW_ROWS else None
+    size = size_of(numbers, shape, T, N)
+    return _native.select_projection(chip_of(machine), size, real_values, overlap, POLICY)

@@ -1,0 +1,269 @@
+"""Errors of whole gradients at level L3, beside equal bits, for published models of small sizes.
+
+    python benchmarks/actnn.py costs                     # all models
+    python benchmarks/actnn.py costs llama efficientnet_b0 --steps 100
+
+Needs timm and transformers; nothing is downloaded. For each model: the error of the gradient (norm
+of the difference from the exact one over its norm, root mean square over four batches) and held
+bytes beside those of equal 2 bits, and with --steps the loss after training with AdamW, with a new
+batch for each step: images with a mean for each class, tokens of which four may follow each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import actnn
+from actnn.adapting.measured import Measured
+
+Model = tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tensor], int]
+LANGUAGE = ("bert", "llama", "t5")
+VISION = (
+    "efficientnet_b0",
+    "mobilenetv3_small_100",
+    "mobilenetv4_conv_small",
+    "resnet18",
+    "swin_tiny_patch4_window7_224",
+    "convnext_atto",
+    "vit_tiny_patch16_224",
+)
+BATCHES, WARM = 8, 4
+
+
+class PostNorm(nn.Module):
+    """A language model of Transformer layers with the norm after each block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, 0.0, "gelu", batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the loss of predicting the next token, ids: (N, T)."""
+        y = self.head(self.blocks(self.embedding(ids)))
+        return F.cross_entropy(y[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def model_of(name: str) -> Model:
+    """Return how to make a model, its loss for a batch by number, and `min_bytes`."""
+    if name == "postnorm":
+        return PostNorm, lambda m, i: m(tokens(i, 16)), 1 << 14
+    if name in LANGUAGE:
+        return _language_model(name)
+    timm = _timm()
+    sizes: dict[str, Any] = {}
+    if name.startswith("vit"):
+        sizes = {"img_size": 64, "patch_size": 8, "depth": 6}
+    elif name.startswith("swin"):
+        sizes = {"img_size": 64, "depths": (2, 2, 2, 2)}
+    if not name.startswith("resnet"):
+        sizes |= {"drop_rate": 0.0, "drop_path_rate": 0.0}
+
+    def make() -> nn.Module:
+        model: nn.Module = timm.create_model(name, num_classes=10, **sizes)
+        return model
+
+    def loss(m: nn.Module, i: int) -> Tensor:
+        x, y = images(i)
+        return F.cross_entropy(m(x), y)
+
+    return make, loss, 1 << 16
+
+
+def images(index: int) -> tuple[Tensor, Tensor]:
+    """Return images (8, 3, 64, 64) of a batch, whose classes have means, and the classes (8,).
+
+    Three of ten classes are wrong, so that the loss has a floor.
+    """
+    random = torch.Generator().manual_seed(index)
+    means = torch.randn(10, 3, 1, 1, generator=torch.Generator().manual_seed(0)) * 1.5
+    y = torch.randint(10, (8,), generator=random)
+    x = torch.randn(8, 3, 64, 64, generator=random) + means[y]
+    wrong = torch.rand(8, generator=random) < 0.3
+    return x, torch.where(wrong, torch.randint(10, (8,), generator=random), y)
+
+
+def tokens(index: int, count: int = 8) -> Tensor:
+    """Return sequences (count, 64) of a batch: each token has four that may follow."""
+    random = torch.Generator().manual_seed(index)
+    ids = [torch.randint(64, (count,), generator=random)]
+    for _ in range(63):
+        ids.append((ids[-1] * 5 + torch.randint(4, (count,), generator=random)) % 64)
+    return torch.stack(ids, 1)
+
+
+def _language_model(name: str) -> Model:
+    _timm()  # transformers imports torchvision, too
+    import transformers as tf
+
+    small: dict[str, Any] = {"vocab_size": 256}
+    if name == "bert":
+        small |= {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+        bert = tf.BertConfig(
+            **small,
+            intermediate_size=128,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+
+        def bert_loss(m: nn.Module, i: int) -> Tensor:
+            x = tokens(i)
+            labels = (x[:, :16] % 2).sum(1) > 8
+            return m(input_ids=x, labels=labels.long()).loss  # type: ignore[no-any-return]
+
+        return lambda: tf.BertForSequenceClassification(bert), bert_loss, 1 << 14
+    if name == "llama":
+        small |= {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+        llama = tf.LlamaConfig(
+            **small, num_key_value_heads=2, intermediate_size=128, use_cache=False
+        )
+
+        def llama_loss(m: nn.Module, i: int) -> Tensor:
+            x = tokens(i)
+            return m(input_ids=x, labels=x).loss  # type: ignore[no-any-return]
+
+        return lambda: tf.LlamaForCausalLM(llama), llama_loss, 1 << 14
+    small |= {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 3, "num_heads": 4}
+    t5 = tf.T5Config(**small, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0)
+
+    def t5_loss(m: nn.Module, i: int) -> Tensor:
+        x = tokens(i)
+        return m(input_ids=x, labels=(x * 3 + 1) % 64).loss  # type: ignore[no-any-return]
+
+    return lambda: tf.T5ForConditionalGeneration(t5), t5_loss, 1 << 14
+
+
+def _timm() -> Any:
+    """Import timm; compiled operators of torchvision are not needed."""
+    library = torch.library.Library
+    kept: Any = library.impl, library._register_fake
+
+    def quiet(function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return function(*arguments, **named)
+            except RuntimeError:
+                return None
+
+        return call
+
+    library.impl, library._register_fake = map(quiet, kept)  # type: ignore[method-assign]
+    try:
+        import torchvision  # noqa: F401
+    finally:
+        library.impl, library._register_fake = kept  # type: ignore[method-assign]
+    import timm
+
+    return timm
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return a model with the same weights every time."""
+    torch.manual_seed(0)
+    return make().train()
+
+
+def gradient(model: nn.Module, loss: Tensor) -> Tensor:
+    """Return the whole gradient, flat."""
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def flat(model: nn.Module, least: int) -> nn.Module:
+    """Compress a model with equal bits for all tensors: level L3 before it has measured."""
+    actnn.compress(model, level="L3", min_bytes=least)
+    model.actnn.adaptive = Equal(model, 2, 256)  # type: ignore[assignment]
+    return model
+
+
+class Equal(Measured):
+    """Level L3 that measures nothing."""
+
+    def watch(self, *arguments: Any) -> None:
+        """Never measure."""
+
+    def _take(self, name: str, saved: Any) -> int:
+        return int(self.average)
+
+
+WAYS: dict[str, Callable[[nn.Module, int], nn.Module]] = {
+    "equal": flat,
+    "bits=2": lambda m, least: actnn.compress(m, bits=2, min_bytes=least),
+    "L3": lambda m, least: actnn.compress(m, level="L3", min_bytes=least),
+}
+
+
+def errors(name: str) -> dict[str, tuple[float, int]]:
+    """Return the error of the gradient and the bytes held, for each way."""
+    make, loss, least = model_of(name)
+    exact_model = made(make)
+    exact = [gradient(exact_model, loss(exact_model, i)) for i in range(BATCHES)]
+    found = {}
+    for way, compress in WAYS.items():
+        model = compress(made(make), least)
+        for i in range(WARM):
+            gradient(model, loss(model, i))
+        squares = []
+        for i in range(WARM, BATCHES):
+            value = loss(model, i)
+            held = sum(record.held for record in model.actnn.records)  # type: ignore[union-attr]
+            g = gradient(model, value)
+            squares.append(float((g - exact[i]).square().sum() / exact[i].square().sum()))
+        found[way] = (math.sqrt(sum(squares) / len(squares)), held)
+        if way == "L3":
+            adaptive: Any = model.actnn.adaptive
+            print(f"  {adaptive._trials.runs} extra steps, {len(adaptive.bits)} tensors, "
+                  f"own estimate {adaptive.error}, bits {adaptive.budget}")  # fmt: skip
+    return found
+
+
+def trained(name: str, way: str, steps: int, rate: float) -> float:
+    """Return the mean loss of the last 20 steps of AdamW."""
+    make, loss, least = model_of(name)
+    model = made(make)
+    if way != "exact":
+        WAYS[way](model, least)
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    values = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        value = loss(model, BATCHES + step)
+        value.backward()
+        optimizer.step()
+        values.append(float(value.detach()))
+    return sum(values[-20:]) / len(values[-20:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("models", nargs="*", default=["postnorm", *LANGUAGE, *VISION])
+    parser.add_argument("--steps", type=int, default=0, help="steps of training to compare")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
+    options = parser.parse_args()
+    print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
+    warnings.simplefilter("always")
+    for name in options.models:
+        start = time.perf_counter()
+        found = errors(name)
+        base = found["equal"][1]
+        for way, (error, held) in found.items():
+            print(f"{name:30} {way:8} error {error:8.3g}  bytes {held / base:.2f}", flush=True)
+        if options.steps:
+            for way in ("exact", "L3"):
+                loss = trained(name, way, options.steps, options.rate)
+                print(f"{name:30} {way:8} loss {loss:.4f}", flush=True)
+        print(f"{name:30} {time.perf_counter() - start:.0f} s", flush=True)

@@ -1,0 +1,60 @@
+#include "kernel_runtime/native/shared_library.hpp"
+
+#if defined(_WIN32)
+#include <windows.h>
+#else
+#include <dlfcn.h>
+#endif
+
+#include <cstdlib>
+
+#include "kernel_runtime/native/embedder.hpp"
+
+namespace kernel_runtime::cuda {
+
+#if defined(_WIN32)
+namespace {
+
+void *dlopen(const char *name, int) { return static_cast<void *>(LoadLibraryA(name)); }
+void *dlsym(void *handle, const char *name) {
+    return reinterpret_cast<void *>(GetProcAddress(static_cast<HMODULE>(handle), name));
+}
+const char *dlerror() { return "a library that does not load"; }
+constexpr int RTLD_NOW = 0;
+
+}  // namespace
+#endif
+
+SharedLibrary::SharedLibrary(const char *what, const std::vector<std::string> &names,
+                             const char *advice)
+    : what_(what) {
+    std::string reason;
+    for (const std::string &name : names) {
+        handle_ = dlopen(name.c_str(), RTLD_NOW);
+        name_ = name;
+        if (handle_) return;
+        const char *error = dlerror();
+        if (reason.empty() && error) reason = error;
+    }
+    fail("Expected " + std::string(what) + " to be installed (" + advice + "), got " + reason);
+}
+
+void *SharedLibrary::symbol(const char *name) const {
+    void *const found = dlsym(handle_, name);
+    if (!found)
+        fail("Expected " + std::string(what_) + " to have the function " + name +
+             ", got an older version");
+    return found;
+}
+
+void SharedLibrary::open_beside(const std::string &name) const {
+    const size_t end = name_.find_last_of("/\\");
+    if (end != std::string::npos) dlopen((name_.substr(0, end + 1) + name).c_str(), RTLD_NOW);
+}
+
+std::string environment(const char *name) {
+    const char *value = std::getenv(name);
+    return value ? value : "";
+}
+
+}  // namespace kernel_runtime::cuda

@@ -1,0 +1,34 @@
+// A shared library that is opened at run time.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace kernel_runtime::cuda {
+
+class SharedLibrary {
+ public:
+    // Opens the first library that is found, or fails: `what` and `advice` are parts of the
+    // message. It stays open until the process ends.
+    SharedLibrary(const char *what, const std::vector<std::string> &names, const char *advice);
+
+    // Sets a function pointer. Fails if the library does not have the function.
+    template <class Function>
+    void find(Function *&function, const char *name) const {
+        function = reinterpret_cast<Function *>(symbol(name));
+    }
+
+    // Opens a library beside this one, which may load it by name; does nothing if there is none.
+    void open_beside(const std::string &name) const;
+
+ private:
+    void *symbol(const char *name) const;
+    const char *what_;
+    std::string name_;
+    void *handle_ = nullptr;
+};
+
+// The value of an environment variable; "" if it is not set.
+std::string environment(const char *name);
+
+}  // namespace kernel_runtime::cuda

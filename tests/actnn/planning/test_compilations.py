@@ -1,0 +1,121 @@
+"""How often `fit` compiles: once for each kind of block and form, and no model that cannot win."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
+
+from actnn.planning import Planner, blocks
+from actnn.planning.fit import MEMORY_SHARES
+from actnn.planning.progress import Measuring
+
+ONE_BLOCK = 6  # operations of a block; more are those of the model
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+
+
+class Block(nn.Module):
+    def __init__(self, width, inner):
+        super().__init__()
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, inner),
+            nn.Linear(inner, width),
+        )
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Forms that were compiled -> how often, 'block' or 'model' first."""
+    counts = Counter()
+
+    def backend_of(form):
+        if form not in backends:
+
+            def backend(graph, inputs):
+                calls = sum(node.op == "call_function" for node in graph.graph.nodes)
+                counts["block" if calls <= ONE_BLOCK else "model", form] += 1
+                return aot_eager(graph, inputs)
+
+            backends[form] = backend
+        return backends[form]
+
+    backends = {}
+    monkeypatch.setattr(blocks, "_backend", backend_of)
+    torch._dynamo.reset()
+    return counts
+
+
+def planner(inner):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), *(Block(64, each) for each in inner), nn.Linear(64, 8))
+    return Planner(net, torch.randn(1024, 32), bits=(4,), compile=True)
+
+
+def forms(kinds):
+    shares = [(share, None) for share in (1.0, *MEMORY_SHARES)]
+    return {("block", form): kinds for form in [*shares, (1.0, 4)]}
+
+
+@pytest.mark.parametrize(("inner", "kinds"), [((256,) * 4, 1), ((256, 128, 256, 128), 2)])
+def test_blocks_of_one_kind_are_compiled_once_for_each_form(compiled, inner, kinds):
+    planner(inner)
+    assert compiled == forms(kinds)
+
+
+def test_with_room_for_all_the_model_is_compiled_as_one_and_nothing_else(compiled):
+    made = planner((256,) * 3)
+    compiled.clear()
+    made.plan("1 GiB", noise_price=0.0)
+    assert compiled == {("model", (1.0, None)): 1}
+
+
+def test_a_model_that_recomputes_less_and_fits_beats_the_others(compiled, monkeypatch):
+    made = planner((256,) * 3)
+    room = round(made.costs.peak((blocks.BlockChoice("keep"),) * 5) * 0.9)
+    # On a CPU peaks are those of uncompiled code.
+    peak = made._measurement.peak
+    monkeypatch.setattr(
+        made._measurement,
+        "peak",
+        lambda plan: room if plan[0].whole and plan[0].memory == MEMORY_SHARES[0] else peak(plan),
+    )
+    compiled.clear()
+    made.plan(room, noise_price=0.0)
+    assert compiled == {
+        ("model", (1.0, None)): 1,  # it might have fitted
+        ("model", (MEMORY_SHARES[0], None)): 1,
+        ("model", (1.0, 4)): 1,
+    }
+
+
+def test_what_takes_too_long_to_compile_is_left_out_and_named(compiled, monkeypatch):
+    monkeypatch.setattr(Measuring, "has_time_for", lambda self, seconds: seconds == 0)
+    made = planner((256,) * 3)
+    assert compiled == {("block", (1.0, None)): 1}
+    plan = made.plan("1 GiB", noise_price=0.0)
+    assert compiled == {("block", (1.0, None)): 1}
+    text = "max_seconds are over: not measured: '4 bits fused', 'compiled for 50%', "
+    assert text in str(plan)
+    assert "max_seconds are over: not measured: 'compiled as one'" in str(plan)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_other_orders_of_rounding_are_no_other_gradients(compiled, monkeypatch, drops):
+    """But where random numbers are drawn, these may be others."""
+
+    def other(graph, inputs):
+        run = aot_eager(graph, inputs)
+        return lambda *arguments: [y * 1.01 for y in run(*arguments)]
+
+    exact = blocks._backend
+    monkeypatch.setattr(blocks, "_backend", lambda form: exact(form) if form[0] == 1 else other)
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5 * drops)) for _ in range(2)]
+    made = Planner(nn.Sequential(*layers), torch.randn(256, 64), bits=(), compile=True)
+    assert made._measurement._draws == drops
+    assert (blocks.BlockChoice("keep", memory=0.5) in made.costs.of) == (not drops)

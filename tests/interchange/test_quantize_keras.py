@@ -19,6 +19,7 @@ from quant_gru import (
     convert_model,
     quantize_keras,
 )
+from quant_gru.model_files.quantize_keras import KerasReport
 
 keras = pytest.importorskip("keras")
 layers = keras.layers
@@ -100,10 +101,18 @@ def test_layers(name, masked):
         assert np.abs(a - b).max() < 1e-5
 
 
+def kept_states(model):
+    return [np.array(each.value.detach()) for each in model.layers[1].states]
+
+
 def test_states_that_stay():
     model = model_of(lambda x: layers.GRU(H, stateful=True, return_sequences=True)(x), batch=3)
     batches = [inputs(seed=seed, N=3) for seed in range(3)]
+    model(batches[0])
+    before = kept_states(model)
     q = quantize_keras(model, batches, "int16")
+    # the model given does not change
+    assert all(map(np.array_equal, before, kept_states(model)))
     for each in (model, q.model):
         for layer in each.layers[1:]:
             layer.reset_state()
@@ -136,6 +145,15 @@ def test_what_the_result_offers(tmp_path):
     assert list(left.grus) == [backward]
     report = q.export_onnx(tmp_path / "model.onnx", torch.from_numpy(batches[0]))
     assert not any(each.wrong for each in report.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(12.34, "12.3 dB"), (np.inf, "equal"), (np.nan, "zeros"), (-np.inf, "-inf")],
+)
+def test_decibels_that_are_not_finite(value, shown):
+    report = KerasReport({"gru": "GRU(4, 5)"}, {"output": value}, (10, 5), 1, [])
+    assert str(report).splitlines()[2].split(None, 1) == ["output", shown]
 
 
 def test_what_is_refused():

@@ -8,18 +8,18 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru.analysis.sqnr import decibels, energies
-from quant_gru.calibration.batches import run_batch, with_progress
+from quant_gru.analysis.outputs import named_tensors
+from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
+from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
 from quant_gru.errors import CalibrationError, QuantGRUError
+from quant_gru.interchange.plan_tensors import table_bytes
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
 
@@ -106,10 +106,7 @@ class Comparison:
         """Return all figures as JSON; decibels that are not finite are text."""
         rows = [asdict(row) for row in self.rows]
         for row in rows:
-            row["sqnr"] = {
-                name: value if math.isfinite(value) else str(value)
-                for name, value in row["sqnr"].items()
-            }
+            row["sqnr"] = {name: as_json(value) for name, value in row["sqnr"].items()}
         return json.dumps(rows, indent=2)
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -126,7 +123,7 @@ class Comparison:
             size = row.bytes
             texts = [row.name, *([] if row.metric is None else [f"{row.metric:.4g}"])]
             texts += [_percent(row.agreement.get(name)) for name in agreed]
-            texts += [_decibels(row.sqnr.get(name)) for name in outputs]
+            texts += [text_of(row.sqnr[name]) if name in row.sqnr else "" for name in outputs]
             texts += [f"{size.weights:,}", f"{size.tables:,}", f"{size.files:,}"]
             texts += [_percent(size.files / max(first.bytes.files, 1)), f"{1000 * row.seconds:.3g}"]
             cells.append(texts)
@@ -174,7 +171,7 @@ def compare(
     energy: dict[str, dict[str, list[float]]] = {name: {} for name in others}
     agreed: dict[str, dict[str, list[int]]] = {name: {} for name in others}
     first: Any = None
-    with _evaluating(models.values()), torch.no_grad():
+    with eval_mode(*models.values()), torch.no_grad():
         for count, batch in enumerate(with_progress(batches, "comparing", progress)):
             first = batch if count == 0 else first
             real = _outputs(run_batch(model, batch, forward_fn))
@@ -226,7 +223,7 @@ def bytes_of(model: torch.nn.Module) -> Bytes:
             continue
         state = frozen.state_dict()
         weights += sum(each.nbytes for name, each in state.items() if name != "plan")
-        tables += _table_bytes(frozen)
+        tables += table_bytes(frozen._plan())
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "gru.safetensors")
             frozen.save(path)
@@ -242,50 +239,14 @@ def _frozen(module: torch.nn.Module) -> FrozenQuantGRU | None:
     return module if isinstance(module, FrozenQuantGRU) else None
 
 
-def _table_bytes(frozen: FrozenQuantGRU) -> int:
-    cells = [cell for layer in frozen._plan().cells for cell in layer]
-    return sum(
-        part.nbytes
-        for cell in cells
-        for table in cell.frozen.tables.values()
-        for part in (table.bounds, table.coefficients)
-    )
-
-
-@contextmanager
-def _evaluating(models: Iterable[torch.nn.Module]) -> Iterator[None]:
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def _outputs(value: Any) -> dict[str, Tensor]:
     """Return the floating-point tensors in the output of a model, by name."""
-    found = dict(_named(value, ""))
+    found = dict(named_tensors(value))
     if not found:
         raise QuantGRUError(
             "Expected the model to give a tensor of floating point, got none; pass forward_fn"
         )
     return found
-
-
-def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, PackedSequence):
-        value = value.data
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield name or "output", value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _named(each, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, (tuple, list)):
-        for index, each in enumerate(value):
-            yield from _named(each, f"{name or 'output'}[{index}]")
 
 
 def _expect_alike(name: str, real: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
@@ -303,7 +264,7 @@ def _seconds(
         for name, model in models.items():
             start = time.perf_counter()
             value = run_batch(model, batch, forward_fn)
-            for each in dict(_named(value, "")).values():
+            for each in dict(named_tensors(value)).values():
                 if each.is_cuda:
                     torch.cuda.synchronize(each.device)
             found[name] = min(found[name], time.perf_counter() - start)
@@ -316,9 +277,3 @@ def _of(name: str, names: Sequence[str]) -> str:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f} %"
-
-
-def _decibels(value: float | None) -> str:
-    if value is None:
-        return ""
-    return "zeros" if math.isnan(value) else "equal" if value == math.inf else f"{value:.1f}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from quant_gru.analysis.outputs import named_tensors
 from quant_gru.analysis.scale_use import Remark, lines_of, texts, watched, worst_first
 from quant_gru.calibration.batches import run_batch, with_progress
 from quant_gru.config import FUSIBLE, OPERATORS
@@ -206,7 +207,9 @@ def _measure(
 
     def outputs() -> list[Tensor]:
         found = [
-            tensor for batch in batches for tensor in _tensors(run_batch(model, batch, forward_fn))
+            tensor
+            for batch in batches
+            for _, tensor in named_tensors(run_batch(model, batch, forward_fn))
         ]
         if not found:
             raise QuantGRUError(
@@ -227,18 +230,3 @@ def _measure(
         return 10 * math.log10(signal / noise) if noise and signal else math.inf
 
     return measure
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the floating-point tensors in the output of a model."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, PackedSequence):
-        yield value.data
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)

@@ -32,3 +32,15 @@ def decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf if signal > 0 else math.nan
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def text_of(value: float) -> str:
+    """Return decibels as text: 'equal' without noise, 'zeros' if both signals are zero."""
+    if math.isnan(value):
+        return "zeros"
+    return "equal" if value == math.inf else f"{value:.1f}"
+
+
+def as_json(value: float) -> float | str:
+    """Return decibels as JSON has them: those that are not finite as text."""
+    return value if math.isfinite(value) else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,19 @@ from quant_gru.errors import CalibrationError
 def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | PackedSequence:
     """Return `value` on `device`."""
     return value.to(device=device)  # type: ignore[call-arg]
+
+
+@contextmanager
+def eval_mode(*models: torch.nn.Module) -> Iterator[None]:
+    """Put models into eval mode, and restore the mode of each module, also after errors."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def run_batch(

@@ -11,6 +11,7 @@ from quant_gru.config.files import name_of
 from quant_gru.errors import QuantGRUError
 from quant_gru.interchange.aimet.encodings import parameter_file
 from quant_gru.interchange.c.verify import verify_c
+from quant_gru.interchange.plan_tensors import table_bytes
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.whole_models.onnx import export_onnx, export_step_onnx
 from quant_gru.whole_models.onnx_verify import random_example, verified_file
@@ -130,14 +131,7 @@ def sizes(file: str) -> str:
         rows.append((name, shape, str(tensor.dtype).removeprefix("torch."), tensor.nbytes))
         total += tensor.nbytes
         macs += tensor.numel() if tensor.dim() == 2 else 0
-    tables = [
-        each
-        for layer in plan.cells
-        for cell in layer
-        for table in cell.frozen.tables.values()
-        for each in (table.bounds, table.coefficients)
-    ]
-    rows.append(("tables", "", "", sum(each.nbytes for each in tables)))
+    rows.append(("tables", "", "", table_bytes(plan)))
     biases = 6 * gru.shape.hidden_size * sum(map(len, plan.cells)) * gru.shape.bias
     floats = 4 * (macs + biases)
     return (

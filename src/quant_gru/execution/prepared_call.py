@@ -171,16 +171,20 @@ class PreparedCall:
         if result is None or type(result) is tuple:
             return result
         assert isinstance(x, Tensor)
+        x = x.transpose(0, 1) if batch_first else x
         if result is NotImplemented:
-            return self._lay_out(x, hx, lengths, batch_first, packing)
-        return self._run_live(x, hx, lengths, batch_first, packing, result)
+            found = self._lay_out(x, hx, lengths, packing)
+        else:
+            found = self._run_live(x, hx, lengths, packing, result)
+        if found is None or not batch_first:
+            return found
+        return found[0].transpose(0, 1), found[1]
 
     def _run_live(
         self,
         x: Tensor,
         hx: Tensor | None,
         lengths: Tensor | None,
-        batch_first: bool,
         packing: Packing | None,
         differentiable: bool,
     ) -> tuple[Tensor, Tensor] | None:
@@ -189,13 +193,11 @@ class PreparedCall:
         if lengths is not None or (differentiable and how is None) or not self._may_update():
             return None
         self.update()
-        x = x.transpose(0, 1) if batch_first else x
         dtype = self._dtype or x.dtype
-        if differentiable:
-            y, h_n = how.run(x, hx, packing, dtype, self.weights)
-        else:
-            y, h_n = run_real(self.plan, x, hx, None, None, None, packing, dtype)
-        return (y.transpose(0, 1) if batch_first else y), h_n
+        if not differentiable:
+            return run_real(self.plan, x, hx, None, None, None, packing, dtype)
+        found: tuple[Tensor, Tensor] = how.run(x, hx, packing, dtype, self.weights)
+        return found
 
     def _may_update(self) -> bool:
         """Return whether this is the plan's thread, and does not interrupt an update."""
@@ -211,13 +213,10 @@ class PreparedCall:
         x: Tensor,
         hx: Tensor | None,
         lengths: Tensor | None,
-        batch_first: bool,
         packing: Packing | None,
     ) -> tuple[Tensor, Tensor] | None:
         """Run a call whose layout native code does not accept, or whose size is new to it."""
         self.captured |= capturing(self._device)
-        if batch_first:
-            x = x.transpose(0, 1)
         assert self._stack is not None
         dtype = self._dtype or x.dtype
         result = self._stack.run(x, hx, lengths, None, packing, dtype)
@@ -225,8 +224,7 @@ class PreparedCall:
             return None
         self._stack.prepare(self._native, x, hx, lengths, packing, dtype)
         self._look()
-        y, h_n = result
-        return (y.transpose(0, 1) if batch_first else y), h_n
+        return result
 
     def update(self, dropped: Sequence[Tensor | None] | None = None, p: float = 0.0) -> None:
         """Update the live parts from the current weights.

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from quant_gru.analysis.compare import bytes_of
-from quant_gru.analysis.sqnr import decibels, energies
-from quant_gru.calibration.batches import with_progress
-from quant_gru.errors import CalibrationError, QuantGRUError
+from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
+from quant_gru.errors import QuantGRUError
 from quant_gru.interchange.c.export import CSource
 from quant_gru.interchange.foreign.keras import check_settings
 from quant_gru.interchange.foreign.optional import needed
+from quant_gru.model_files.calibration import calibrate_all
 from quant_gru.model_files.feeds import split
 from quant_gru.model_files.quantize_onnx import identifier
 from quant_gru.modules.frozen import FrozenQuantGRU
@@ -51,8 +52,8 @@ class KerasReport:
         lines = [f"{name:{width}}  {kind}" for name, kind in self.layers.items()]
         lines.append("")
         for name, value in self.outputs.items():
-            shown = f"{value:.1f} dB" if math.isfinite(value) else "equal"
-            lines.append(f"{name:{width}}  {shown}")
+            unit = " dB" if math.isfinite(value) else ""
+            lines.append(f"{name:{width}}  {text_of(value)}{unit}")
         before, after = self.bytes
         lines.append(
             f"\nGRUs: {before:,} bytes in float, {after:,} in integers ({after / before:.2f})"
@@ -63,10 +64,7 @@ class KerasReport:
     def to_json(self) -> str:
         """Return all figures as JSON; decibels that are not finite are text."""
         document = asdict(self)
-        document["outputs"] = {
-            name: value if math.isfinite(value) else str(value)
-            for name, value in self.outputs.items()
-        }
+        document["outputs"] = {name: as_json(value) for name, value in self.outputs.items()}
         return json.dumps(document, indent=2)
 
 
@@ -169,14 +167,8 @@ def quantize_keras(
         model = keras.models.load_model(os.fspath(model), compile=False)
     if not isinstance(model, keras.Model):
         raise QuantGRUError(f"Expected a Keras model, got a {type(model).__name__}")
-    try:
-        copied = keras.models.clone_model(model)
-        copied.set_weights(model.get_weights())
-    except Exception as error:  # Keras raises what it likes
-        raise QuantGRUError(
-            "Expected a functional or sequential Keras model, got one that cannot be cloned: "
-            f"{str(error)[:200]}"
-        ) from error
+    # runs change the states of stateful layers, so the float model is a copy, too
+    plain, copied = _cloned(model, keras), _cloned(model, keras)
     layers = _recurrent(copied, keras)
     if not layers:
         raise QuantGRUError(f"Expected a model with a GRU layer, got none in {model.name!r}")
@@ -191,12 +183,13 @@ def quantize_keras(
             # Keras lets nobody add to a layer that is built
             object.__setattr__(layer, "inner_loop", _inner_loop(layer, name, grus[name]))
     held: list[Any] = []
-    first = _calibrate(copied, grus, split(_batches(data), held), refine, progress)
+    batches = split(_batches(data), held)
+    first = calibrate_all(grus, partial(_run, copied), batches, refine, progress, "layer", "batch")
     notes = []
     if not held:
         held.append(first)
         notes.append("decibels are those of a batch that calibration saw: give more")
-    return QuantizedKeras(copied, grus, _report(model, copied, grus, held, notes))
+    return QuantizedKeras(copied, grus, _report(plain, copied, grus, held, notes))
 
 
 def _keras() -> Any:
@@ -223,27 +216,17 @@ def _batches(data: Any) -> Iterable[Any]:
     return [data] if hasattr(data, "shape") or isinstance(data, Mapping) else data
 
 
-def _calibrate(
-    model: Any, grus: Mapping[str, QuantGRU], batches: Iterable[Any], refine: bool, progress: bool
-) -> Any:
-    """Calibrate all GRUs with what reaches them in float; return the first batch."""
-    first = None
-    for gru in grus.values():
-        gru.calibrating = True
-    for batch in with_progress(batches, "calibrating", progress):
-        first = batch if first is None else first
-        _run(model, batch)
-    if first is None:
-        raise CalibrationError("Expected at least one batch to calibrate with, got none")
-    for name, gru in grus.items():
-        gru.calibrating = False
-        try:
-            gru.finalize_calibration(refine=refine)
-        except CalibrationError as error:
-            raise CalibrationError(f"{error} (layer {name!r})") from None
-        gru.use_quantization = True
-    _forget(model)
-    return first
+def _cloned(model: Any, keras: Any) -> Any:
+    """Return a copy of a model with its weights."""
+    try:
+        copied = keras.models.clone_model(model)
+        copied.set_weights(model.get_weights())
+    except Exception as error:  # Keras raises what it likes
+        raise QuantGRUError(
+            "Expected a functional or sequential Keras model, got one that cannot be cloned: "
+            f"{str(error)[:200]}"
+        ) from error
+    return copied
 
 
 def _run(model: Any, batch: Any) -> Any:
@@ -261,8 +244,7 @@ def _forget(model: Any) -> None:
 def _report(
     model: Any, quantized: Any, grus: Mapping[str, QuantGRU], batches: list[Any], notes: list[str]
 ) -> KerasReport:
-    for each in (model, quantized):
-        _forget(each)
+    _forget(quantized)  # of calibration
     sums: dict[str, list[float]] = {}
     for batch in batches:
         real, found = (_named(each, _run(each, batch)) for each in (model, quantized))
@@ -270,8 +252,7 @@ def _report(
             total = sums.setdefault(name, [0.0, 0.0])
             for i, part in enumerate(energies(value, found[name])):
                 total[i] += part
-    for each in (model, quantized):
-        _forget(each)
+    _forget(quantized)
     sizes = [bytes_of(gru) for gru in grus.values()]
     floats = sum(4 * parameter.numel() for gru in grus.values() for parameter in gru.parameters())
     layers = {name: f"GRU({gru.input_size}, {gru.hidden_size})" for name, gru in grus.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,21 @@ from torch import Tensor
 from quant_gru.analysis.operator_gain import OperatorGain, operator_gain
 from quant_gru.calibration.batches import with_progress
 from quant_gru.config.files import write_bytes
-from quant_gru.errors import CalibrationError, QuantGRUError, QuantGRUWarning, caller_stacklevel
+from quant_gru.errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.interchange.c.export import CSource
 from quant_gru.interchange.foreign import onnx_node
 from quant_gru.interchange.onnx.builder import OPSET, OPSETS, ir_version, onnx_ir
 from quant_gru.interchange.onnx.in_place import replace_grus
 from quant_gru.interchange.onnx.notes import write_notes
 from quant_gru.interchange.onnx.profiles import check_profile
-from quant_gru.interchange.onnx.verify import Difference, difference, expect_none, session_of
+from quant_gru.interchange.onnx.verify import (
+    Difference,
+    difference,
+    expect_none,
+    run_session,
+    session_of,
+)
+from quant_gru.model_files.calibration import calibrate_all
 from quant_gru.model_files.feeds import Feed, feeds_of, split
 from quant_gru.model_files.gru_nodes import gru_forms, raised
 from quant_gru.model_files.report import NodeReport, OnnxReport, decibels_of
@@ -173,13 +180,14 @@ def quantize_onnx(
     onnx_ir()
     given, where, size = _loaded(source)
     proto, notes = raised(given, where)
+    is_raised = bool(notes)
     forms, kept = gru_forms(proto, where, on_error)
     forms, grus = _grus(proto, forms, kept, config, where, on_error)
     model = OnnxModel(proto, forms, grus)
     held = list(feeds_of(test_feeds, given)) if test_feeds is not None else []
     chosen = feeds_of(feeds, given)
     calibrating = chosen if test_feeds is not None else split(chosen, held)
-    first = _calibrate(model, grus, calibrating, refine, progress)
+    first = calibrate_all(grus, model, calibrating, refine, progress, "node", "feed")
     if not held:
         held.append(first)
         notes.append("decibels are those of a feed that calibration saw: give more, or test_feeds")
@@ -188,7 +196,7 @@ def quantize_onnx(
         # ONNX Runtime has no such GRU
         reference, _ = _written(proto, forms, grus, "float")
         notes.append("compared with the float model in float32 and layout 0")
-    elif notes:
+    elif is_raised:
         _expect_same(given, proto, held[0], where)
     report = _checked(reference, size, written, reached, model, grus, held, profile, progress)
     report.kept.update(kept)
@@ -264,36 +272,6 @@ def _grus(
     return chosen, found
 
 
-def _calibrate(
-    model: OnnxModel,
-    grus: Mapping[str, QuantGRU],
-    feeds: Iterable[Feed],
-    refine: bool,
-    progress: bool,
-) -> Feed:
-    """Calibrate all GRUs with what reaches them in float; return the first feed."""
-    first: Feed | None = None
-    unique = {id(gru): (name, gru) for name, gru in grus.items()}
-    for _, gru in unique.values():
-        gru.calibrating = True
-    try:
-        for feed in with_progress(feeds, "calibrating", progress):
-            first = feed if first is None else first
-            model(feed)
-    finally:
-        for _, gru in unique.values():
-            gru.calibrating = False
-    if first is None:
-        raise CalibrationError("Expected at least one feed to calibrate with, got none")
-    for name, gru in with_progress(list(unique.values()), "choosing scales", progress):
-        try:
-            gru.finalize_calibration(refine=refine)
-        except CalibrationError as error:
-            raise CalibrationError(f"{error} (node {name!r})") from None
-        gru.use_quantization = True
-    return first
-
-
 def _written(
     proto: Any, forms: Sequence[NodeForm], grus: Mapping[str, QuantGRU], profile: str
 ) -> tuple[Any, dict[str, tuple[str, str]]]:
@@ -319,7 +297,7 @@ def _expect_same(given: Any, raised: Any, feed: Feed, where: str) -> None:
     """Raise if a model whose opset was raised computes something else in float."""
     names = [each.name for each in given.graph.output]
     before, after = (
-        _run(session_of(each.SerializeToString()), names, feed) for each in (given, raised)
+        run_session(session_of(each.SerializeToString()), names, feed) for each in (given, raised)
     )
     for name in names:
         if decibels_of([before[name]], [after[name]]) < _SAME:
@@ -347,18 +325,19 @@ def _checked(
     watched = session_of(with_outputs(written, made).SerializeToString())
     own, plain = (session_of(each.SerializeToString()) for each in (written, reference))
     names = [each.name for each in reference.graph.output]
+    every, stored = [each.name for each in watched.get_outputs()], _stored(written, made)
     codes: dict[str, Difference] = {}
     wanted, found = [], []
     for feed in with_progress(feeds, "comparing", progress):
-        values = {**_stored(written, made), **feed, **_run(watched, None, feed)}
+        values = {**stored, **feed, **run_session(watched, every, feed)}
         for form in forms:
             x, h0 = reached[form.name]
             seen = form._replace(x=x, h0=h0)
             for what, each in compare_node(seen, grus[form.name], values).items():
                 key = f"{form.name}.{what}"
                 codes[key] = codes[key] + each if key in codes else each
-        wanted.append(_run(plain, names, feed))
-        found.append(_run(own, names, feed))
+        wanted.append(run_session(plain, names, feed))
+        found.append(run_session(own, names, feed))
     if profile == "integer":
         expect_none(codes)
     local = _local(model, grus, feeds)
@@ -436,17 +415,6 @@ def _stored(proto: Any, names: set[str]) -> dict[str, Any]:
         for each in proto.graph.initializer
         if each.name in names
     }
-
-
-def _run(session: Any, names: list[str] | None, feed: Feed) -> dict[str, Any]:
-    names = [each.name for each in session.get_outputs()] if names is None else names
-    try:
-        return dict(zip(names, session.run(names, feed), strict=True))
-    except Exception as error:  # its exceptions share no other class
-        reason = " ".join(str(error).split())
-        raise QuantGRUError(
-            f"Expected a model that ONNX Runtime runs, got: {reason:.300}"
-        ) from error
 
 
 def _seconds(session: Any, names: list[str], feed: Feed) -> float:

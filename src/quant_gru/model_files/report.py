@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quant_gru.analysis.sqnr import decibels, energies
+from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
 from quant_gru.interchange.onnx.verify import Difference
 
 
@@ -60,12 +60,12 @@ class OnnxReport:
         lines = [f"{'GRU node':{width}}  {'':{kind}}  {'dB':>6}  codes"]
         for name, node in self.nodes.items():
             lines.append(
-                f"{name:{width}}  {node.kind:{kind}}  {_decibels(node.sqnr)}  {_codes(node)}"
+                f"{name:{width}}  {node.kind:{kind}}  {text_of(node.sqnr):>6}  {_codes(node)}"
             )
         lines += [f"{name:{width}}  stays float: {why}" for name, why in self.kept.items()]
         lines += ["", f"{'output':{width}}  {'':{kind}}  {'dB':>6}"]
         lines += [
-            f"{name:{width}}  {'':{kind}}  {_decibels(value)}"
+            f"{name:{width}}  {'':{kind}}  {text_of(value):>6}"
             for name, value in self.outputs.items()
         ]
         (before, after), (slow, fast) = self.bytes, self.seconds
@@ -85,12 +85,12 @@ class OnnxReport:
             "nodes": {
                 name: {
                     "kind": node.kind,
-                    "sqnr_db": _plain(node.sqnr),
+                    "sqnr_db": as_json(node.sqnr),
                     "codes": {key: vars(each) for key, each in node.codes.items()},
                 }
                 for name, node in self.nodes.items()
             },
-            "outputs": {name: _plain(value) for name, value in self.outputs.items()},
+            "outputs": {name: as_json(value) for name, value in self.outputs.items()},
             "bytes": {"float": self.bytes[0], "integer": self.bytes[1]},
             "seconds": {"float": self.seconds[0], "integer": self.seconds[1]},
             "feeds": self.feeds,
@@ -112,17 +112,7 @@ def decibels_of(real: Sequence[Any], quantized: Sequence[Any]) -> float:
     return decibels(signal, noise)
 
 
-def _decibels(value: float) -> str:
-    if math.isnan(value):
-        return f"{'zeros':>6}"
-    return f"{'equal':>6}" if value == math.inf else f"{value:6.1f}"
-
-
 def _codes(node: NodeReport) -> str:
     total = sum(each.values for each in node.codes.values())
     differing = sum(each.differing for each in node.codes.values())
     return f"{differing} of {total} differ" if differing else "equal"
-
-
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

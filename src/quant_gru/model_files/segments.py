@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from quant_gru.errors import QuantGRUError
-from quant_gru.interchange.onnx.verify import session_of
+from quant_gru.interchange.onnx.verify import run_session, session_of
 from quant_gru.modules.gru import QuantGRU
 
 Arrays = Mapping[str, Any]
@@ -239,14 +239,7 @@ class _Segment:
         found = dict(self._constant)
         if self._session is not None:
             feed = {name: values[name] for name in self._reads}
-            try:
-                results = self._session.run(self._computed, feed)
-            except Exception as error:  # its exceptions share no other class
-                reason = " ".join(str(error).split())
-                raise QuantGRUError(
-                    f"Expected a model that ONNX Runtime runs, got: {reason:.300}"
-                ) from error
-            found.update(zip(self._computed, results, strict=True))
+            found.update(run_session(self._session, self._computed, feed))
         return found
 
 

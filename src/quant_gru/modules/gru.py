@@ -231,7 +231,8 @@ class QuantGRU(torch.nn.GRU):
         if watchers.traced(input, hx, self):
             return self._forward_traced(input, hx, zoneout_mask)
         prepared = self._state.plans.prepared
-        if prepared is None or zoneout_mask is not None or (self.training and self._draws()):
+        unfit = self.training and (prepared is None or not prepared.live or self._draws())
+        if prepared is None or unfit or zoneout_mask is not None:
             return self._forward(input, hx, zoneout_mask, None)
         own = self._parameters.values()
         result = prepared.start(own, input, hx, None, self.batch_first)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru.calibration.batches import run_batch, with_progress
+from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
 from quant_gru.errors import CalibrationError, QuantGRUWarning, caller_stacklevel
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.modules.quantization_state import in_several_processes
@@ -63,7 +63,7 @@ def calibrate_model(
     try:
         _collect(model, grus, batches, forward_fn, progress)
         reached = _reached(grus)
-        _finalize({name: gru for name, gru in grus.items() if name in reached})
+        finalize_all({name: gru for name, gru in grus.items() if name in reached})
     except BaseException:
         for gru, _, state in before:
             gru._state = state
@@ -124,32 +124,29 @@ def _collect(
     progress: bool,
 ) -> None:
     """Run all batches through the float model while `grus` collect statistics."""
-    modes = [(module, module.training) for module in model.modules()]
     calibrated = [gru for name, gru in find_grus(model).items() if name not in grus]
     quantized = [(gru, gru.use_quantization) for gru in calibrated]
     count = 0
     try:
-        model.eval()
         for gru in calibrated:
             gru.use_quantization = False
         for gru in grus.values():
             gru.calibrating = True
-        with torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             for batch in with_progress(batches, "calibrating", progress):
                 run_batch(model, batch, forward_fn)
                 count += 1
     finally:
         for gru, on in quantized:
             gru.use_quantization = on
-        for module, training in modes:
-            module.training = training
     if count == 0:
         raise CalibrationError("Expected at least one batch to calibrate with, got none")
 
 
-def _finalize(grus: Mapping[str, QuantGRU]) -> None:
+def finalize_all(grus: Mapping[str, QuantGRU], refine: bool = False, kind: str = "module") -> None:
+    """Make the scales of GRUs; an error names the GRU, with `kind` before its name."""
     for name, gru in grus.items():
         try:
-            gru.finalize_calibration()
+            gru.finalize_calibration(refine=refine)
         except CalibrationError as error:
-            raise CalibrationError(f"{error} (module {name!r})") from None
+            raise CalibrationError(f"{error} ({kind} {name!r})") from None

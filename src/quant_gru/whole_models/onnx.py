@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quant_gru.calibration.batches import eval_mode
 from quant_gru.config.files import write_bytes
 from quant_gru.errors import QuantGRUError
 from quant_gru.interchange.onnx import recorded
@@ -296,18 +297,14 @@ def _dynamic(arg: Any, least: int = 0) -> Any:
 @contextmanager
 def _recording(model: torch.nn.Module) -> Iterator[None]:
     """Put a model into eval mode and let every call of a GRU be recorded."""
-    modes = [(module, module.training) for module in model.modules()]
     beginning = model.register_forward_pre_hook(recorded.restart)
     try:
-        model.eval()
         recorded.exporting = True
-        with padded(), torch.no_grad():
+        with eval_mode(model), padded(), torch.no_grad():
             yield
     finally:
         recorded.exporting = False
         beginning.remove()
-        for module, training in modes:
-            module.training = training
 
 
 # --- files

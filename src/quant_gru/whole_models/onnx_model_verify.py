@@ -12,7 +12,13 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.execution.sequence_layout import Sequence
 from quant_gru.interchange.onnx import recorded
 from quant_gru.interchange.onnx.source import Source
-from quant_gru.interchange.onnx.verify import Difference, OutputDifference, compare, session_of
+from quant_gru.interchange.onnx.verify import (
+    Difference,
+    OutputDifference,
+    compare,
+    run_session,
+    session_of,
+)
 from quant_gru.whole_models.graph_calls import calls_of, with_outputs
 from quant_gru.whole_models.other_sizes import tensors_of
 from quant_gru.whole_models.reference_run import GRUS, answered, outputs_of
@@ -134,15 +140,8 @@ class ModelFile:
         }
 
     def _run(self, session: Any, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
-        names = [each.name for each in session.get_outputs()]
-        try:
-            found = session.run(names, feeds)
-        except Exception as error:  # its exceptions share no other class
-            reason = " ".join(str(error).split())
-            raise QuantGRUError(
-                f"Expected a model that ONNX Runtime runs, got: {reason:.300}"
-            ) from error
-        return {name: torch.as_tensor(each) for name, each in zip(names, found, strict=True)}
+        found = run_session(session, [each.name for each in session.get_outputs()], feeds)
+        return {name: torch.as_tensor(each) for name, each in found.items()}
 
 
 class _Run:

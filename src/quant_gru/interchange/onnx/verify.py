@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,6 +103,27 @@ def session_of(model: bytes | str) -> Any:
         raise QuantGRUError(
             f"Expected a model that ONNX Runtime loads, got: {reason:.300}"
         ) from error
+
+
+def run_session(session: Any, names: Sequence[str], feed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return outputs of a session by name.
+
+    Args:
+        session: Of `session_of`.
+        names: The outputs.
+        feed: Name of an input -> array.
+
+    Raises:
+        QuantGRUError: ONNX Runtime refuses the feed.
+    """
+    try:
+        found = session.run(list(names), feed)
+    except Exception as error:  # its exceptions share no other class
+        reason = " ".join(str(error).split())
+        raise QuantGRUError(
+            f"Expected a model that ONNX Runtime runs, got: {reason:.300}"
+        ) from error
+    return dict(zip(names, found, strict=True))
 
 
 def difference(found: Any, expected: Tensor, scales: Tensor) -> Difference:

@@ -390,3 +390,8 @@ def test_round_trip(config, tmp_path_factory):
     config.to_json(path)
     assert QuantConfig.from_json(path) == config
     assert json.loads(path.read_text(encoding="utf-8")) == config.to_dict()
+
+
+@given(configs())
+def test_repr_makes_an_equal_configuration(config):
+    assert eval(repr(config)) == config.without_comments()

@@ -323,6 +323,29 @@ def test_repr_is_about_what_is_set():
     assert "comment" in repr(OperatorConfig(comment="a comment"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "QuantConfig()",
+        "QuantConfig.int8_wide()",
+        "QuantConfig.int16().replace('weight.W', bitwidth=4, granularity='gate')",
+        "QuantConfig.uniform(4)",
+        "QuantConfig.uniform(12, is_symmetric=False).replace('gate.z_out', is_unsigned=False)",
+        "QuantConfig.int8().replace_globals(scale_kind='free', activation='pwl', segments=5)"
+        ".replace('op.rRh', bitwidth=None)",
+    ],
+)
+def test_repr_is_the_python_that_makes_it(text):
+    assert repr(eval(text)) == text
+
+
+def test_html_lists_all_operators():
+    shown = QuantConfig.int8_wide()._repr_html_()
+    assert all(f"<td>{name}</td>" in shown for name in OPERATORS)
+    assert "<td>not rounded</td>" in shown
+    assert "scale_kind=&#x27;pot&#x27;" in shown
+
+
 def test_long_values_are_shortened_in_messages():
     assert len(message(OperatorConfig, bitwidth="9" * 10_000)) < 200
     assert len(message(QuantConfig.from_dict, list(range(10_000)))) < 200

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from quant_gru.config.operators import suggest
-from quant_gru.config.schema import QuantConfig
+from quant_gru.config.schema import PRESET_NAMES, QuantConfig
 from quant_gru.errors import ConfigError
 
-PRESETS = {
-    "int8_wide": QuantConfig.int8_wide,
-    "int8": QuantConfig.int8,
-    "w8a16": QuantConfig.w8a16,
-    "int16": QuantConfig.int16,
+PRESETS: dict[str, Callable[[], QuantConfig]] = {
+    name: getattr(QuantConfig, name) for name in PRESET_NAMES
 }
 
 OneConfig: TypeAlias = QuantConfig | str | os.PathLike[str] | Mapping[str, Any]

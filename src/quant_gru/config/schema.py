@@ -31,6 +31,7 @@ from quant_gru.config.settings import (
     SectionComments,
     plain_operators,
 )
+from quant_gru.config.shown import Settings, html_table, shortest_calls
 from quant_gru.config.translate import GLOBALS, as_document, as_fields, entry_of, notes_on, texts
 from quant_gru.errors import ConfigError
 
@@ -42,6 +43,8 @@ __all__ = [
     "default_config_path",
     "file_json_schema",
 ]
+
+PRESET_NAMES = ("int8_wide", "int8", "w8a16", "int16")
 
 _DEFAULT_SEGMENTS = {"exact": None, "pwl": 16, "quadratic": 8}
 
@@ -114,6 +117,29 @@ class QuantConfig(Public, Section):
     def __getitem__(self, name: str) -> OperatorConfig:
         """Return the settings of an operator, by full or short name."""
         return self.operators[canonical_name(name)]
+
+    def __repr__(self) -> str:
+        """Return Python that makes this configuration from the nearest preset, without comments."""
+        cls = type(self)
+        widths = [each.bitwidth for each in self.operators.values() if each.bitwidth]
+        usual = max(widths, key=widths.count)
+        bases = {"QuantConfig()": cls()}
+        bases |= {f"QuantConfig.{name}()": getattr(cls, name)() for name in PRESET_NAMES}
+        bases[f"QuantConfig.uniform({usual}, is_symmetric=False)"] = cls.uniform(usual, False)
+        bases[f"QuantConfig.uniform({usual})"] = cls.uniform(usual)
+        made = {text: each._settings() for text, each in bases.items()}
+        return shortest_calls(self._settings(), made)
+
+    def _repr_html_(self) -> str:
+        """Return a table of all operators, for notebooks."""
+        return html_table(self._settings())
+
+    def _settings(self) -> Settings:
+        texts = {"description", "comment"}
+        return Settings(
+            {name: getattr(self, name) for name in GLOBALS},
+            {name: each.model_dump(exclude=texts) for name, each in self.operators.items()},
+        )
 
     @property
     def segment_count(self) -> int | None:

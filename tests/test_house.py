@@ -31,11 +31,13 @@ PUBLIC = {
     "QuantGRUCell",
     "QuantGRUError",
     "QuantGRUWarning",
+    "Stream",
     "__version__",
     "calibrate_model",
     "compare",
     "convert_model",
     "default_config_path",
+    "find_grus",
     "export_model_params",
     "float_state_dict",
     "freeze_model",
@@ -144,7 +146,7 @@ OUTSIDE = {
 
 # Lines of src and cpp. A change that removes lowers the figure; a new capability raises it, and
 # its commit says by how much.
-MOST_LINES = 92_310
+MOST_LINES = 92_470
 
 # How many files and folders inside a folder stand above each other.
 MOST_FLOORS = 7

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from quant_gru.modules.custom_gru import CustomGRU
     from quant_gru.modules.frozen import FrozenQuantGRU
     from quant_gru.modules.gru import QuantGRU, float_state_dict
+    from quant_gru.modules.stream import Stream
     from quant_gru.whole_models.calibrate import calibrate_model
-    from quant_gru.whole_models.convert import convert_model
+    from quant_gru.whole_models.convert import convert_model, find_grus
     from quant_gru.whole_models.encodings import export_encodings, load_encodings
     from quant_gru.whole_models.frozen_models import freeze_model, load_frozen
     from quant_gru.whole_models.onnx import export_onnx, export_step_onnx, onnx_translations
@@ -44,6 +45,7 @@ __all__ = [
     "QuantGRUCell",
     "QuantGRUError",
     "QuantGRUWarning",
+    "Stream",
     "__version__",
     "calibrate_model",
     "compare",
@@ -53,6 +55,7 @@ __all__ = [
     "export_model_params",
     "export_onnx",
     "export_step_onnx",
+    "find_grus",
     "float_state_dict",
     "freeze_model",
     "load_encodings",
@@ -75,6 +78,7 @@ _HOMES = {
     "QuantGRU": "modules.gru",
     "QuantGRUCell": "modules.cell",
     "QuantGRUWarning": "config",
+    "Stream": "modules.stream",
     "calibrate_model": "whole_models.calibrate",
     "compare": "analysis.compare",
     "convert_model": "whole_models.convert",
@@ -83,6 +87,7 @@ _HOMES = {
     "export_model_params": "whole_models.parameter_files",
     "export_onnx": "whole_models.onnx",
     "export_step_onnx": "whole_models.onnx",
+    "find_grus": "whole_models.convert",
     "float_state_dict": "modules.gru",
     "freeze_model": "whole_models.frozen_models",
     "load_encodings": "whole_models.encodings",

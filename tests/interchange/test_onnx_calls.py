@@ -5,7 +5,14 @@ import warnings
 import pytest
 import torch
 
-from quant_gru import calibrate_model, convert_model, export_onnx, onnx_translations
+from quant_gru import (
+    calibrate_model,
+    convert_model,
+    export_onnx,
+    export_step_onnx,
+    onnx_translations,
+)
+from quant_gru.errors import QuantGRUError
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -149,3 +156,14 @@ def test_calls_of_several_kinds(tmp_path):
     x, lengths = torch.randn(4, 7, 6), torch.tensor([1, 7, 3, 6])
     with torch.no_grad():
         assert torch.equal(run(path, x, lengths)[0], model(x, lengths))
+
+
+def test_arguments_in_the_order_of_torch_are_an_error(tmp_path):
+    gru = calibrate_model(convert_model(torch.nn.GRU(3, 4), "int8"), [torch.randn(5, 2, 3)])
+    path = tmp_path / "gru.onnx"
+    with pytest.raises(QuantGRUError, match=r"Expected the path before the example.*gru\.onnx"):
+        export_onnx(gru, torch.randn(5, 2, 3), path)
+    for call in (export_onnx, export_step_onnx):
+        with pytest.raises(QuantGRUError, match="Expected the path of a file, got tensor"):
+            call(gru, torch.ones(1), *([torch.ones(5, 2, 3)] if call is export_onnx else []))
+    assert not path.exists()

@@ -36,6 +36,11 @@ class DataLoader(data.DataLoader[tuple[Any, Any]]):
         dataset: A dataset with a length.
         arguments: As for torch.utils.data.DataLoader.
         named: Likewise.
+
+    Example:
+        >>> loader = DataLoader(torch.utils.data.TensorDataset(images), batch_size=2)
+        >>> for indices, batch in loader:
+        ...     QScheme.batch = indices
     """
 
     def __init__(self, dataset: data.Dataset[Any], *arguments: Any, **named: Any) -> None:

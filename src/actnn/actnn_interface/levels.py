@@ -23,6 +23,11 @@ def set_optimization_level(level: str) -> None:
 
     Raises:
         ActNNError: If there is no such level.
+
+    Example:
+        >>> set_optimization_level("L3")
+        >>> config.activation_compression_bits
+        [2, 8, 8]
     """
     chosen = level_of(level)
     fields: dict[str, Any] = {

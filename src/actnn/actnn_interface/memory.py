@@ -19,6 +19,10 @@ def compute_tensor_bytes(tensors: Any) -> int:
 
     Raises:
         ActNNError: If there is something else in it.
+
+    Example:
+        >>> compute_tensor_bytes([torch.zeros(10), torch.zeros(3, dtype=torch.int8)])
+        43
     """
     return sum(_storages(tensors, {}).values())
 
@@ -47,6 +51,9 @@ def get_memory_usage(print_info: bool = False, device: torch.device | str | None
     Args:
         print_info: Whether to print it.
         device: A CUDA device; None for the current one.
+
+    Example:
+        >>> used = get_memory_usage()
     """
     if torch.cuda.is_available():
         used = torch.cuda.memory_allocated(device)

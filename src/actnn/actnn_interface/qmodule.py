@@ -30,6 +30,11 @@ class QModule(nn.Module):
 
     Attributes:
         model: The model.
+
+    Example:
+        >>> set_optimization_level("L2")
+        >>> network = QModule(network)
+        >>> network(images).sum().backward()
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -40,6 +40,10 @@ def calc_precision(
         ActNNError: If shapes differ, an argument is out of range, or one bit each is too much.
 
     Source: the allocation of ActNN (Chen et al., ICML 2021).
+
+    Example:
+        >>> calc_precision(8, [1.0, 100.0], [10, 10], target=100)
+        array([3, 7])
     """
     sensitivity = np.asarray(C, dtype=np.float64)
     weight = np.asarray(w, dtype=np.float64)

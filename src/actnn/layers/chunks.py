@@ -47,6 +47,11 @@ def in_chunks(module: Module, tokens: int | None) -> Module:
     Raises:
         ActNNError: If an argument is not as described; in a call, if the module does not work on
             each token by itself, or if arguments or the result have another form.
+
+    Example:
+        >>> mlp = in_chunks(torch.nn.Linear(8, 8), tokens=64)
+        >>> mlp(torch.randn(2, 300, 8)).shape
+        torch.Size([2, 300, 8])
     """
     if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
         raise ActNNError(

@@ -66,6 +66,10 @@ def compress(
     Warns:
         ActNNWarning: If other models were compressed that share modules with this one, and lose
             settings; in training, if nothing can be compressed because the model is not called.
+
+    Example:
+        >>> network = compress(network, bits=4)
+        >>> network(images).sum().backward()
     """
     _check_module(model)
     if dropout not in ("seed", "torch"):
@@ -164,6 +168,9 @@ def uncompress(model: Model) -> Model:
     Warns:
         ActNNWarning: If modules of it were compressed by themselves, or belong to another
             compressed model.
+
+    Example:
+        >>> network = uncompress(compress(network, bits=4))
     """
     _check_module(model)
     inside = roots_inside(model)
@@ -202,9 +209,9 @@ def compressed(
     """Return a context manager that compresses what autograd saves inside of it.
 
     Example:
-        with actnn.compressed(bits=4):
-            loss = loss_function(model(x), y)
-        loss.backward()
+        >>> with compressed(bits=4):
+        ...     loss = network(images).sum()
+        >>> loss.backward()
 
     Args:
         bits: Bits per element: 1 to 8, or 32, which rounds nothing.

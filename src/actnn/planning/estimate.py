@@ -232,6 +232,11 @@ def estimate(
     Raises:
         ActNNError: If the model is compressed already, an argument is not as described, or a
             model that is run in earnest does not fit the memory.
+
+    Example:
+        >>> print(estimate(network, images))  # doctest: +ELLIPSIS
+                          exact      8 bits      4 bits      2 bits   recompute     offload
+        ...
     """
     if not isinstance(bits, Sequence) or isinstance(bits, str):
         raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")

@@ -85,6 +85,11 @@ def fit(
 
     Raises:
         ActNNError: If no plan fits; the message has the smallest budget for which there is one.
+
+    Example:
+        >>> plan = fit(network, images, "500 MB")
+        >>> plan.peak < 500 * 10**6
+        True
     """
     _limits(budget, reserve, noise_price)  # errors come before the measurement
     planner = Planner(

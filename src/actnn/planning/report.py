@@ -108,6 +108,12 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
 
     Raises:
         ActNNError: If the model is not compressed, or no step has been run.
+
+    Example:
+        >>> network = compress(network, bits=4)
+        >>> found = report(network, lambda: network(images).sum())
+        >>> found.peak > 0
+        True
     """
     model = _compressed(model)
     saving = cast(Saving, model.actnn)

@@ -67,6 +67,12 @@ class Saving:
 
     Raises:
         ActNNError: If an argument is not as described.
+
+    Example:
+        >>> saving = Saving(bits=4)
+        >>> with saving:
+        ...     loss = network(images).sum()
+        >>> loss.backward()
     """
 
     def __init__(

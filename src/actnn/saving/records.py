@@ -25,6 +25,11 @@ class Choice:
             but their inputs is held, and backward runs their forward once more.
         bits: Bits per element: 1 to 8, or 32, which rounds nothing. None leaves the width of the
             Saving for 'compress', and rounds nothing for 'offload'.
+
+    Example:
+        >>> def policy(info: TensorInfo) -> Choice:
+        ...     return Choice("keep" if info.name.startswith("head") else "compress", bits=4)
+        >>> _ = compress(network, policy=policy)
     """
 
     action: Literal["keep", "compress", "recompute", "offload"]

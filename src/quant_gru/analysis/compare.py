@@ -161,7 +161,7 @@ def compare(
         QuantGRUError: Outputs have other names or shapes than in float, or none is floating point.
 
     Example:
-        >>> print(compare(model, {"int8": int8, "int8_wide": wide}, batches))  # doctest: +ELLIPSIS
+        >>> print(compare(model, {"int8_wide": quantized}, batches))  # doctest: +ELLIPSIS
         model ...
     """
     others = dict(quantized) if isinstance(quantized, Mapping) else {"quantized": quantized}

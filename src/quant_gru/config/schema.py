@@ -312,5 +312,9 @@ class QuantConfig(Public, Section):
 
 
 def default_config_path() -> Path:
-    """Return the path of the configuration file in the library."""
+    """Return the path of the configuration file in the library.
+
+    Example:
+        >>> config = QuantConfig.from_json(default_config_path())
+    """
     return Path(str(files("quant_gru.config") / "gru_quant_bitwidth_config.json"))

@@ -171,8 +171,8 @@ def quantize_onnx(
 
     Example:
         >>> q = quantize_onnx("denoiser.onnx", feeds, "int8_wide", output="denoiser_int8.onnx")
-        >>> print(q.report)  # doctest: +ELLIPSIS
-        ...
+        >>> list(q.grus)
+        ['/encoder/GRU']
     """
     check_profile(profile)
     if on_error not in ("raise", "keep"):

@@ -181,7 +181,14 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
 
 
 class FrozenQuantGRUCell(FrozenQuantGRU):
-    """The integer plan of a QuantGRUCell as a module; see `FrozenQuantGRU`."""
+    """The integer plan of a QuantGRUCell as a module; see `FrozenQuantGRU`.
+
+    Example:
+        >>> cell = calibrate_model(convert_model(torch.nn.GRUCell(8, 16), "int8"), list(x))
+        >>> state = cell.freeze()(x[:, 0])
+        >>> state.shape
+        torch.Size([4, 16])
+    """
 
     def forward(  # type: ignore[override]
         self, input: Tensor, hx: Tensor | None = None

@@ -37,6 +37,10 @@ class CustomGRU(QuantGRU):
         calibration_data: Like an input of forward; None if `calibrate` will be called.
         device: Device of the parameters.
         dtype: dtype of the parameters.
+
+    Example:
+        >>> gru = CustomGRU(8, 16, batch_first=True, quant_type="int8_wide", calibration_data=x)
+        >>> y, h = gru(x)  # calibrates, then runs in integers
     """
 
     def __init__(

@@ -41,6 +41,13 @@ class FrozenQuantGRU(torch.nn.Module):
     `QuantGRU.freeze()` creates it, and `FrozenQuantGRU.from_state_dict(module.state_dict())`
     restores it. Its state_dict contains only integer tensors: weights in their containers, biases
     in accumulator units, multipliers, shifts, and the parameter document as text in uint8.
+
+    Example:
+        >>> frozen = gru.freeze()
+        >>> frozen.save("gru.safetensors")
+        >>> y, h = FrozenQuantGRU.load("gru.safetensors")(x)
+        >>> torch.equal(y, gru(x)[0])
+        True
     """
 
     def __init__(self, document: dict[str, Any], batch_first: bool, plan: GRUPlan) -> None:
@@ -100,7 +107,7 @@ class FrozenQuantGRU(torch.nn.Module):
 
         Example:
             >>> gru.freeze().export_c("firmware/gru", "denoiser").ram_bytes
-            1824
+            432
         """
         return export_c(self._on_cpu()[1], directory, name, steps)
 

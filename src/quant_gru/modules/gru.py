@@ -1094,6 +1094,10 @@ def float_state_dict(module: torch.nn.Module) -> dict[str, Tensor]:
 
     Args:
         module: A QuantGRU, or a model that contains QuantGRUs.
+
+    Example:
+        >>> model.load_state_dict(float_state_dict(quantized))
+        <All keys matched successfully>
     """
     quantized = {
         f"{name}.{key}" if name else key

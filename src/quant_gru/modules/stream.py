@@ -37,6 +37,12 @@ class Stream:
     Attributes:
         any_thread: True to let any thread run the next step, as in a thread pool. The caller then
             makes sure that steps come one after the other.
+
+    Example:
+        >>> stream = gru.stream(batch_size=4)
+        >>> steps = [stream(x[:, t]) for t in range(x.shape[1])]
+        >>> torch.equal(torch.stack(steps, 1), gru(x)[0])
+        True
     """
 
     def __init__(self, plan: GRUPlan, batch_size: int, config: QuantConfig) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Mapping
 from typing import TypeVar, cast, overload
 
 import torch
@@ -87,7 +86,7 @@ def convert_model(
         ConfigError: A configuration is invalid, a key matches no GRU, or a GRU no key.
 
     Example:
-        >>> convert_model(model, {"encoder.*": "int16", "head.gru": None, "*": "int8_wide"})
+        >>> mixed = convert_model(model, {"encoder.*": "int16", "head.gru": None, "*": "int8_wide"})
     """
     selection = Selection(config)
     _require_grus(model)
@@ -263,7 +262,21 @@ def _class_like(gru: torch.nn.Module, kind: type[GRU]) -> type[GRU]:
     return type(f"Parametrized{kind.__name__}", (kind,), dict(vars(type(gru))))
 
 
-def find_grus(model: torch.nn.Module) -> Mapping[str, QuantGRU]:
-    """Return the QuantGRUs of a model by name."""
+def find_grus(model: torch.nn.Module) -> dict[str, QuantGRU]:
+    """Return the QuantGRUs of a model by name, typed, for type checkers and loops.
+
+    Args:
+        model: A model from `convert_model`, or a QuantGRU, whose name is then ''.
+
+    Returns:
+        Name, as in `model.named_modules()` -> the QuantGRU. Empty if the model has none.
+
+    Raises:
+        QuantGRUError: `model` is no module.
+
+    Example:
+        >>> for name, gru in find_grus(quantized).items():
+        ...     gru.export_quant_params(f"{name or 'gru'}.json")
+    """
     require_module(model)
     return {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}

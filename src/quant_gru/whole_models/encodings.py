@@ -13,6 +13,7 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.interchange.aimet import encodings
 from quant_gru.interchange.aimet.versions import check_version
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.whole_models.convert import find_grus
 
 
 def export_encodings(
@@ -42,6 +43,11 @@ def export_encodings(
         CalibrationError: A GRU has no scales.
         QuantGRUError: There is no QuantGRU, the version is unknown, the ONNX model does not fit, or
             a file cannot be written.
+
+    Example:
+        >>> tied = QuantConfig.int8_wide().replace_globals(tie_x_and_h=True)
+        >>> quantized = calibrate_model(convert_model(model, tied), batches)
+        >>> export_encodings(quantized, "model.encodings")
     """
     grus = _grus(model)
     check_version(version)
@@ -70,6 +76,12 @@ def load_encodings(
         CalibrationError: A GRU has no scales.
         ParameterError: The file is malformed, or an encoding does not fit; nothing has changed
             then.
+
+    Example:
+        >>> tied = QuantConfig.int8_wide().replace_globals(tie_x_and_h=True)
+        >>> quantized = calibrate_model(convert_model(model, tied), batches)
+        >>> export_encodings(quantized, "model.encodings")
+        >>> load_encodings(quantized, "model.encodings")
     """
     grus = _grus(model)
     given = {name: gru._calibrated() for name, gru in grus.items()}
@@ -78,7 +90,7 @@ def load_encodings(
 
 
 def _grus(model: torch.nn.Module) -> dict[str, QuantGRU]:
-    found = {name: each for name, each in model.named_modules() if isinstance(each, QuantGRU)}
+    found = find_grus(model)
     if not found:
         raise QuantGRUError(
             f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.calibration.batches import eval_mode
-from quant_gru.config.files import write_bytes
+from quant_gru.config.files import name_of, write_bytes
 from quant_gru.errors import QuantGRUError
 from quant_gru.interchange.onnx import recorded
 from quant_gru.interchange.onnx.builder import (
@@ -93,8 +93,19 @@ def export_onnx(
         QuantGRUError: The model has no GRU, a GRU has no scales, ONNX's 64-bit integers cannot
             compute it, codes or outputs of profile 'integer' differ, or a whole model has other
             shapes in the file, or other outputs at a second call. Nothing is written then.
+
+    Example:
+        >>> report = export_onnx(quantized, "model.onnx", x)
+        >>> any(each.differing for each in report.values())
+        False
     """
     check_profile(profile)
+    if isinstance(example, str | os.PathLike):
+        raise QuantGRUError(
+            "Expected the path before the example, export_onnx(model, path, example), got "
+            f"{os.fspath(example)!r} as the example"
+        )
+    name_of(path)
     onnx_ir()
     form = _form(opset, batch, time)
     if isinstance(model, CELLS):
@@ -152,8 +163,14 @@ def export_step_onnx(
 
     Raises:
         QuantGRUError: As for `export_onnx`, or the GRU is bidirectional.
+
+    Example:
+        >>> report = export_step_onnx(gru, "step.onnx")
+        >>> report["state"].differing
+        0
     """
     check_profile(profile)
+    name_of(path)
     source = _source(gru)
     form = replace(_form(opset, batch, None), optional_states=optional_states)
     content = _bytes(step_model(source, profile, form))
@@ -174,6 +191,15 @@ def onnx_translations(profile: str = "integer") -> dict[Callable[..., Any], Call
 
     Raises:
         QuantGRUError: The profile is unknown, or a package is missing.
+
+    Example:
+        >>> program = torch.onnx.export(
+        ...     quantized,
+        ...     (x,),
+        ...     dynamo=True,
+        ...     verbose=False,
+        ...     custom_translation_table=onnx_translations("integer"),
+        ... )
     """
     return translations(profile)
 

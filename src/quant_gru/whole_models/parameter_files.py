@@ -31,6 +31,10 @@ def export_model_params(model: torch.nn.Module, folder: str | os.PathLike[str]) 
     Raises:
         CalibrationError: There is no QuantGRU, or one has no scales; nothing is written then.
         ConfigError: The folder or a file cannot be written.
+
+    Example:
+        >>> sorted(export_model_params(quantized, "params"))
+        ['encoder.gru', 'head.gru']
     """
     grus = _grus(model)
     for name, gru in grus.items():
@@ -68,6 +72,12 @@ def load_model_params(model: Model, folder: str | os.PathLike[str]) -> Model:
         CalibrationError: There is no QuantGRU.
         ParameterError: A GRU has no file, a file no GRU, or one cannot be read or does not fit;
             nothing has changed then.
+
+    Example:
+        >>> files = export_model_params(quantized, "params")
+        >>> other = load_model_params(convert_model(model, "int8_wide"), "params")
+        >>> torch.equal(other(x), quantized(x))
+        True
     """
     grus = _grus(model)
     paths = _paths(grus, folder)
@@ -98,7 +108,7 @@ def load_model_params(model: Model, folder: str | os.PathLike[str]) -> Model:
 
 
 def _grus(model: torch.nn.Module) -> dict[str, QuantGRU]:
-    grus = dict(find_grus(model))
+    grus = find_grus(model)
     if not grus:
         raise CalibrationError(
             f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "

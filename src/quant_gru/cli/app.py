@@ -192,10 +192,10 @@ def diff(
         typer.echo(f"{first} and {second} have the same quantization.")
 
 
-app.command()(quantize)
-app.command()(export)
+app.command(short_help="Put the GRUs of an ONNX model into integers.")(quantize)
+app.command(short_help="Write a frozen GRU as ONNX, C source, encodings or JSON.")(export)
 app.command()(inspect)
-app.command()(verify)
+app.command(short_help="Compare ONNX or C source with a frozen GRU, by codes.")(verify)
 
 
 @app.command()
@@ -204,14 +204,13 @@ def cache(
 ) -> None:
     """Show or clear the compiled CUDA kernels in the disk cache."""
     with one_line_messages():
-        from quant_gru.kernels.cuda.machine import SOURCES
+        from quant_gru.kernels.cuda.kernel_cache import CACHE
 
-        kept = SOURCES.cache
         if clear:
-            typer.echo(f"Removed {_files(kept.clear())} from {kept.folder()}")
+            typer.echo(f"Removed {_files(CACHE.clear())} from {CACHE.folder()}")
             return
-        sizes = kept.sizes()
-        typer.echo(f"{kept.folder()}: {_files(len(sizes))}, {sum(sizes) / 1024:.0f} KiB")
+        sizes = CACHE.sizes()
+        typer.echo(f"{CACHE.folder()}: {_files(len(sizes))}, {sum(sizes) / 1024:.0f} KiB")
 
 
 def _files(count: int) -> str:

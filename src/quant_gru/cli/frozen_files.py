@@ -73,6 +73,9 @@ def export(
 ) -> None:
     """Write a frozen GRU as ONNX, C source, AIMET encodings or a parameter file."""
     with one_line_messages():
+        from quant_gru.config.files import expect_readable
+
+        expect_readable(file)
         from quant_gru.cli.hand_over import Options, write
 
         kind = None if profile is None else profile.value
@@ -116,6 +119,9 @@ def verify(
     The exit code is 0 if all codes are equal, and 1 if not.
     """
     with one_line_messages():
+        from quant_gru.config.files import expect_readable
+
+        expect_readable(file)
         from quant_gru.cli.hand_over import compare
 
         lines, equal = compare(file, against, within)

@@ -6,7 +6,7 @@ import math
 import os
 import stat
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,27 @@ def read_bytes(path: str | os.PathLike[str], if_missing: str = "") -> bytes:
     Raises:
         ConfigError: The file cannot be read.
     """
+    with _errors_of_reading(path, if_missing):
+        settle(Path(path).parent)
+        raw = Path(path).read_bytes()
+    return raw
+
+
+def expect_readable(path: str | os.PathLike[str]) -> None:
+    """Raise for a file that cannot be read, before more is imported to read it.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    with _errors_of_reading(path), Path(path).open("rb"):
+        pass
+
+
+@contextlib.contextmanager
+def _errors_of_reading(path: str | os.PathLike[str], if_missing: str = "") -> Iterator[None]:
     where = f"(file {name_of(path)!r})"
     try:
-        settle(Path(path).parent)
-        return Path(path).read_bytes()
+        yield
     except FileNotFoundError:
         raise ConfigError(f"Expected a file to exist, got none {where}{if_missing}") from None
     except IsADirectoryError:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from kernel_runtime.cuda import driver, graph_capture
-from kernel_runtime.cuda.disk_cache import DiskCache
 from kernel_runtime.cuda.sources import Sources
-from quant_gru.errors import QuantGRUError, QuantGRUWarning
+from quant_gru.errors import QuantGRUError
+from quant_gru.kernels.cuda.kernel_cache import CACHE
 
 _CUDA = Path(__file__).parent
 _KERNELS = _CUDA.parent
@@ -20,7 +20,7 @@ SOURCES = Sources(
         *((f"c99/{path.name}", path) for path in sorted((_KERNELS / "c99").glob("*.h"))),
     ),
     QuantGRUError,
-    DiskCache("QUANT_GRU_CACHE", "quant-gru", QuantGRUWarning),
+    CACHE,
 )
 """The CUDA sources of this package."""
 

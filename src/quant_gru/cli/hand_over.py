@@ -154,7 +154,8 @@ def compare(file: str, against: str, within: int) -> tuple[list[str], bool]:
     gru = FrozenQuantGRU.load(file)
     if Path(name_of(against)).is_dir():
         wrong, compared = verify_c(gru._plan(), against)
-        return [f"{wrong} of {compared} codes differ"], wrong == 0
+        said = f"{wrong} of {compared} codes differ" if wrong else f"equal ({compared} codes)"
+        return [said], wrong == 0
     report = verified_file(against, gru._source())
     lines = [f"{name}: {each}" for name, each in report.items()]
     return lines, all(each.largest <= within for each in report.values())

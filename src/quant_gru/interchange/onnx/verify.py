@@ -47,6 +47,8 @@ class Difference:
         return self.differing > 0 or self.largest_real > 0
 
     def __str__(self) -> str:
+        if not self.wrong:
+            return f"equal ({self.values} codes)"
         share = 100 * self.differing / max(self.values, 1)
         return (
             f"{self.differing} of {self.values} codes differ ({share:.3g} %), by at most "

@@ -50,6 +50,7 @@ def main(folder: Path) -> None:
     gru: QuantGRU = find_grus(small)["gru"]
     gru.export_quant_params(folder / "gru.json")
     bits: int | None = gru.config["gate.z_pre"].bitwidth
+    scale = gru.get_quant_config("gate.z_pre")["scale"]
     lowest: float = min(operator_sqnr(small, batches).values())
     rows = compare(model, small, batches).rows
     found: list[float] = [row.sqnr.get("output", 0.0) for row in rows]
@@ -59,7 +60,7 @@ def main(folder: Path) -> None:
     step: Tensor = stream(batches[0][:1, 0])
     export_onnx(freeze_model(small), folder / "model.onnx", batches[0])
     actnn.compress(model, bits=8)
-    print(bits, lowest, found, step.shape)
+    print(bits, scale, lowest, found, step.shape)
 
 
 if __name__ == "__main__":

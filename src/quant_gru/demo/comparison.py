@@ -111,7 +111,7 @@ def weight_bytes(gru: QuantGRU) -> int:
     """Return the bytes of a one-layer GRU's weights and biases at their widths, without scales."""
     total = 0
     for operator, parameter in (_WEIGHTS | _BIASES).items():
-        bits = int(gru.get_quant_config(operator)["bitwidth"])
+        bits = gru.get_quant_config(operator)["bitwidth"] or 0
         total += -(-bits * int(gru.get_parameter(parameter).numel()) // 8)
     return total
 

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from quant_gru.autograd.straight_through import Differentiated
 from quant_gru.calibration.batches import gru_batches
 from quant_gru.calibration.float_run import FloatWeights
-from quant_gru.config import QuantConfig
+from quant_gru.config import OPERATORS, QuantConfig
 from quant_gru.config.choice import OneConfig, as_config, described
 from quant_gru.config.files import name_of
 from quant_gru.errors import (
@@ -51,7 +51,7 @@ from quant_gru.modules.bias_overflow import warn_of_cut_biases
 from quant_gru.modules.float_zoneout import run_float
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.near_misses import warn_of_near_miss
-from quant_gru.modules.quantization_state import QuantState, dropped_by, summary
+from quant_gru.modules.quantization_state import OperatorState, QuantState, dropped_by, summary
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
 from quant_gru.parameters.schema import Shape
@@ -536,9 +536,19 @@ class QuantGRU(torch.nn.GRU):
             kind = "symmetric" if is_symmetric else "asymmetric"
             print(f"all 17 operators: {bitwidth} bits; activations {kind}, weights symmetric")
 
+    @overload
+    def get_quant_config(
+        self, name: str, layer: int = 0, reverse: bool = False
+    ) -> OperatorState: ...
+
+    @overload
+    def get_quant_config(
+        self, name: None = None, layer: int = 0, reverse: bool = False
+    ) -> dict[str, OperatorState]: ...
+
     def get_quant_config(
         self, name: str | None = None, layer: int = 0, reverse: bool = False
-    ) -> dict[str, Any]:
+    ) -> OperatorState | dict[str, OperatorState]:
         """Return the settings and scales of one operator, or of all.
 
         Args:
@@ -555,7 +565,11 @@ class QuantGRU(torch.nn.GRU):
         self._state.check_cell(layer, reverse)
         self._follow_logarithms()
         weights = self._weights()[layer][int(reverse)]
-        return self._state.describe(name, layer, int(reverse), weights)
+
+        def of(operator: str) -> OperatorState:
+            return self._state.describe(operator, layer, int(reverse), weights)
+
+        return {each: of(each) for each in OPERATORS} if name is None else of(name)
 
     def adjust_quant_config(
         self,

@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -43,6 +43,17 @@ from quant_gru.parameters.schema import Shape
 from quant_gru.torch_ops import plan_sources
 
 Cells = list[list[QParams]]
+
+
+class OperatorState(TypedDict):
+    """Settings and scales of one operator; see `QuantGRU.get_quant_config`."""
+
+    bitwidth: int | None
+    is_symmetric: bool
+    is_unsigned: bool
+    scale: float | list[float] | None
+    zero_point: int | None
+    exp2_inv: int | list[int] | None
 
 
 class QuantState:
@@ -336,19 +347,15 @@ class QuantState:
         if adjusted is not None:
             self._set_scales(adjusted)
 
-    def describe(
-        self, name: str | None, layer: int, direction: int, weights: Weights
-    ) -> dict[str, Any]:
-        """Return settings and scales of an operator, or of all; see `QuantGRU.get_quant_config`.
+    def describe(self, name: str, layer: int, direction: int, weights: Weights) -> OperatorState:
+        """Return settings and scales of an operator; see `QuantGRU.get_quant_config`.
 
         Args:
-            name: Full or short name; None for all operators.
+            name: Full or short name.
             layer: Index of the layer.
             direction: 0 forward, 1 reverse.
             weights: W, R, bw, br of this layer and direction.
         """
-        if name is None:
-            return {each: self.describe(each, layer, direction, weights) for each in OPERATORS}
         name = canonical_name(name)
         scales = self._scales[layer][direction] if self._scales else None
         operator = (scales.config if scales else self.config)[name]
@@ -410,18 +417,19 @@ def summary(state: QuantState, weights: SequenceABC[SequenceABC[Weights]]) -> st
     for layer, cells in enumerate(weights):
         for direction, cell in enumerate(cells):
             lines.append(f"layer {layer}{' reverse' if direction else ''}")
-            lines += _lines(state.describe(None, layer, direction, cell))
+            described = {name: state.describe(name, layer, direction, cell) for name in OPERATORS}
+            lines += _lines(described)
     return "\n".join(lines)
 
 
-def _lines(entries: dict[str, dict[str, Any]]) -> list[str]:
+def _lines(entries: dict[str, OperatorState]) -> list[str]:
     lines = []
     for name, entry in entries.items():
         bits, scale = entry["bitwidth"], entry["scale"]
         kind = f"{'uint' if entry['is_unsigned'] else 'int'}{bits}"
         if bits is None:
             lines.append(f"  {name:<15} fused")
-        elif name in WEIGHTS:
+        elif isinstance(scale, list):
             span = f"{min(scale):.4g} .. {max(scale):.4g}"
             lines.append(f"  {name:<15} {kind:<7} scale {span} ({len(scale)})")
         else:

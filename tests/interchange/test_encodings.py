@@ -430,6 +430,24 @@ def test_moved_values_have_the_encoding_of_their_source(tmp_path):
     assert len({json.dumps({**found[n], "name": ""}) for n in set(found) - weights}) == 1
 
 
+@pytest.mark.parametrize("left", ["x0", "x_moved"])
+def test_an_encoding_of_moved_values_is_that_of_the_input(left, tmp_path):
+    """AIMET writes one of the tensors before and after a Transpose, and all scales are read."""
+    gru, model = wrapped_model()
+    path = tmp_path / "g.encodings"
+    gru.export_encodings(path, "2.0.0", onnx=model)
+    document = json.loads(path.read_text())
+    kept = {"W0", "R0", left, "y_flat"}
+    document["encodings"] = [each for each in document["encodings"] if each["name"] in kept]
+    path.write_text(json.dumps(document))
+    other = calibrated(gru.config, bias=False)
+    other.adjust_quant_config("x", scale=2.0**-1)
+    other.adjust_quant_config("h", scale=2.0**-1)
+    other.load_encodings(path, onnx=model, nodes="node0")
+    for name in ("x", "h"):
+        assert other.get_quant_config(name) == gru.get_quant_config(name)
+
+
 def test_unread_outputs_have_no_encoding(tmp_path):
     gru = calibrated()
     model = onnx_model(gru)

@@ -210,6 +210,10 @@ def read(
     known = _calibrated(grus)
     model, model_where = (None, "") if onnx is None else onnx_node.load(onnx)
     folder = onnx_node.folder_of(onnx)
+    if model is not None:  # AIMET has one quantizer for values before and after a Transpose
+        entries = [entry for entry in found.values() if isinstance(entry, Entry)]
+        moved = with_moved(entries, model.graph.node, found.keys())
+        found |= {entry.name: entry for entry in moved}
     return {
         name: _replaced(known[name], places, found, where)
         for name, places in _places(known, model, model_where, folder, nodes).items()

@@ -34,6 +34,7 @@ from quant_gru.kernels._native import Form
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -311,7 +312,7 @@ def measure(
         both = medians({"whole": captured(engines["ours"]), "alone": alone}, repeats)
         adds = f"{1 - both['alone'] / both['whole']:.1%}"
     eager, graph = fastest(t, "cudnn"), fastest(t, "graph cudnn")
-    numbers = executor.numbers_of(plan)
+    numbers = numbers_of(plan)
     form = numbers.form
     chosen = planner.choose(form, H, N, 1, recorder.clusters())
     part = profiled(engines["ours"])

@@ -28,10 +28,8 @@ std::shared_ptr<Network> network_of(Device &device, FrozenGRU frozen) {
     std::vector<CellInput> inputs;
     for (const FrozenCell &each : owner->cells) inputs.push_back({each.numbers, each.between});
     const Shape &shape = owner->shape;
-    return std::make_shared<Network>(
-        device,
-        NetworkShape{shape.input_size, shape.hidden_size, shape.directions, shape.batch_first},
-        inputs, owner);
+    return std::make_shared<Network>(device, shape.input_size, shape.hidden_size, shape.directions,
+                                     shape.batch_first, inputs, owner);
 }
 
 Call::Call(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -41,9 +39,16 @@ Call::~Call() = default;
 
 void Call::run(const float *x, float *y, const RunOptions &options) const {
     if (!x || !y) throw ArgumentError("Expected addresses of x and y, got null");
-    state_->call.run({address_of(x), address_of(options.h0), address_of(y), address_of(options.h_n),
-                      address_of(options.lengths)},
-                     options.stream);
+    GivenAddresses given{};
+    const auto give = [&given](Block block, const void *pointer) {
+        given[static_cast<size_t>(block)] = address_of(pointer);
+    };
+    give(Block::x, x);
+    give(Block::h0, options.h0);
+    give(Block::lengths, options.lengths);
+    give(Block::y, y);
+    give(Block::h_n, options.h_n);
+    state_->call.run(given, options.stream);
 }
 
 std::string Call::description() const {

@@ -26,14 +26,18 @@ sys.path.append(str(Path(__file__).parents[1] / "cpp"))
 
 from cuda_library import KINDS, gpu_case
 from random_plans import random_case
+from recurrence_layouts import StateOutputs, layout
 
-from kernel_runtime.cuda.launch import Grid, Kernel
+from kernel_runtime.cuda.launch import Kernel
 from quant_gru.integer.call_form import CallForm
-from quant_gru.kernels.cuda.forward import executor, launch_plan
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.forward import launch_plan, layer
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.cuda.plan import structure
+from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.structs import MatrixC
 
 MACHINES = (
     ("sm_90a", {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}),
@@ -45,29 +49,17 @@ FORM = "narrow real words weight_bytes state_bytes wide_input out_bytes tables t
 FORM += " zoneout saturated powers in_int32"
 
 
-class Recorder:
-    """A machine that records launches, prepared or started."""
+class Machine:
+    """A GPU that launches are planned for."""
 
     def __init__(self, arch: str, clusters: dict[int, int]) -> None:
         self.arch, self._clusters = arch, clusters
-        self.launches: list[tuple[Kernel, Grid, Any]] = []
 
     def clusters(self) -> dict[int, int]:
         return self._clusters
 
     def expect(self, kernel: Kernel) -> None:
         pass
-
-    def prepare(self, kernel: Kernel, grid: Grid, arguments: Any) -> Any:
-        self.launches.append((kernel, grid, arguments))
-
-    launch = prepare
-
-    def multiply(self, product: Any) -> None:
-        return None
-
-    def join(self, launches: Any) -> None:
-        return None
 
 
 def values_of(record: Any) -> list[Any]:
@@ -119,23 +111,49 @@ def layouts_of(plan: Any, rng: random.Random) -> Iterator[Any]:
             continue
         yield shape.features, shape.units, shape.blocks, shape.split, shape.spread, shape.rows
         yield planner.time_of(shape, form, N, D, clusters), shape.projected_words(form, 3, N)
-        states = (None, planner.StateOutputs(values=True, codes=False))
-        kernel, grid = planner.layout(
+        states = (None, StateOutputs(values=True, codes=False))
+        kernel, grid = layout(
             shape, form, H, N, D, rng.random() < 0.3, rng.choice(states), rng.random() < 0.5, 8
         )
         yield kernel.macros, tuple(grid)
 
 
-def launches_of(recorder: Recorder) -> Iterator[Any]:
-    for kernel, grid, record in recorder.launches:
-        source = SOURCES.path_of(kernel.source).read_text("utf-8")
-        options = [f"-D{name}={value}" for name, value in kernel.macros]
-        yield kernel.source, kernel.function, options, source, tuple(grid), values_of(record)
+class NoArrays(layer.Arrays):
+    """Arrays at address 0."""
+
+    def _address(self, tensor: Any) -> int:
+        return 0
+
+    def W(self) -> bytes:
+        record = MatrixC.from_buffer_copy(super().W())
+        for name, kind in record._fields_:
+            if kind is ctypes.c_void_p:
+                setattr(record, name, None)
+        return bytes(record)
+
+
+def planned_launches(stack: Stack, T: int, N: int, form: CallForm) -> Any:
+    if not all(cell.numbers.form.narrow for cells in stack.layers for cell in cells):
+        return None
+    plan = launch_plan.planned(stack.machine, stack.layers, T, N, form, keeps=False)
+    return plan and plan.launches
+
+
+def code_launches(machine: Machine, cell: layer.Cell, T: int, N: int) -> Any:
+    """The launches of a cell on codes."""
+    sequence = (0, 0, 0, 0, False, 0)
+    given = [cell.native([])], chip_of(machine), T, N, [sequence], POLICY
+    return _native.code_launches_of(*given)[0]
+
+
+def described(launches: Any) -> Iterator[Any]:
+    """Launches with the texts of their kernels."""
+    for source, *rest in launches or ():
+        yield source, rest, source and SOURCES.path_of(source).read_text("utf-8")
 
 
 def lines(seeds: int) -> Iterator[str]:
-    # the product of a GPU's library is left out; its launches stay
-    launch_plan.Schedule._native_call = lambda *_: None  # type: ignore[method-assign]
+    layer.Arrays = NoArrays  # type: ignore[misc]
     yield "headers " + digest(SOURCES.header_texts)
     for seed in range(seeds):
         for kind in KINDS:
@@ -146,16 +164,16 @@ def lines(seeds: int) -> Iterator[str]:
         for kind in KINDS:
             case = gpu_case(seed, kind, large=seed % 2 == 0)
             for arch, clusters in MACHINES:
-                called, prepared = Recorder(arch, clusters), Recorder(arch, clusters)
+                machine = Machine(arch, clusters)
                 gru, real = case.case.gru, torch.zeros(1, 1, 1)
                 form = CallForm.of(real, real, torch.float32, None)
-                plan = gru._plan()
-                made = Stack(plan, prepared).schedule(case.T, case.N, form)
-                cell = plan.cells[0][0]
-                codes = torch.zeros(case.T, case.N, cell.input_size, dtype=torch.int32)
-                h0 = torch.zeros(case.N, cell.hidden_size, dtype=torch.int32)
-                executor.run(cell, codes, h0, machine=called)
-                digests = (digest(*launches_of(each)) for each in (prepared, called))
+                stack = Stack(gru._plan(), machine)
+                cells = [cell for layer in stack.layers for cell in layer]
+                for cell in cells:
+                    cell.numbers.frozen.places = [(0, 0, 0, 0)] * 3
+                made = planned_launches(stack, case.T, case.N, form)
+                codes = code_launches(machine, cells[0], case.T, case.N)
+                digests = (digest(*described(each)) for each in (made, codes))
                 yield f"call {kind} {seed} {arch} {made is not None} {' '.join(digests)}"
 
 

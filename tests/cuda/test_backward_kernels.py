@@ -9,8 +9,8 @@ import torch
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.kernels.cuda.backward import grid_planner, layer, planner
-from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -182,7 +182,7 @@ def test_a_cold_plan_in_a_graph_says_to_warm_up(monkeypatch):
     (plan,) = plans_of(8, 32, device="cuda")
     tape = random_tape(plan, 3, 2, device="cuda")
     out, last = random_gradients(tape)
-    executor.numbers_of(plan)
+    numbers_of(plan)
     machine = machine_of(tape.x.device)
     machine.clusters()
     monkeypatch.setattr(machine, "_loaded", {})

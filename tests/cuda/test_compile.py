@@ -15,6 +15,7 @@ from projection_blocks import (
     small,
     two_planes,
 )
+from recurrence_layouts import StateOutputs, layout
 
 from kernel_runtime.cuda import compiler
 from quant_gru.kernels._native import Epilogue, Form, Gates, Warpgroups, real_macros
@@ -140,8 +141,8 @@ def variants(arch):
             if wanted and (blocks == 1 or arch != "sm_80"):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
                 macros = shape.macros(form, 96, 1 + place % 2)
-                outputs = planner.StateOutputs(values=place % 3 != 1, codes=place % 3 != 0)
-                kernel, _ = planner.layout(shape, form, 96, 8, 2, outputs=outputs)
+                outputs = StateOutputs(values=place % 3 != 1, codes=place % 3 != 0)
+                kernel, _ = layout(shape, form, 96, 8, 2, outputs=outputs)
                 # where only instructions of an architecture are new, each in one of both ways
                 both = arch == "sm_90a"
                 if both or (index + place) % 2:
@@ -155,10 +156,8 @@ def variants(arch):
             shape = planner.make_shape(units, blocks, 1, 1, 2 * blocks)
             assert shape.macros(saturated, units, 1)["SATURATED"] == 1
             for held in (False, True):
-                outputs = planner.StateOutputs(values=True, codes=held)
-                kernel, _ = planner.layout(
-                    shape, saturated, units, 8, 2, held=held, outputs=outputs
-                )
+                outputs = StateOutputs(values=True, codes=held)
+                kernel, _ = layout(shape, saturated, units, 8, 2, held=held, outputs=outputs)
                 yield "recurrence/persistent", dict(kernel.macros)
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
@@ -167,8 +166,8 @@ def variants(arch):
                 planner.make_shape(128, *shape).macros(FORMS[name], 128, 1),
             )
             made = planner.make_shape(256, *shape)
-            outputs = planner.StateOutputs(values=True, codes=False)
-            kernel, _ = planner.layout(made, FORMS[name], 256, 64, 1, outputs=outputs, chunk=8)
+            outputs = StateOutputs(values=True, codes=False)
+            kernel, _ = layout(made, FORMS[name], 256, 64, 1, outputs=outputs, chunk=8)
             yield "recurrence/persistent", dict(kernel.macros)
     if arch == "sm_90a":
         # weights that leave few registers

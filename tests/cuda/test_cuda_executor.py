@@ -12,6 +12,7 @@ from quant_gru.integer import cell as reference
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -98,7 +99,7 @@ def test_sizes(H, config):
 def test_every_shape_of_the_planner(monkeypatch, H, config):
     plan = quantized(16, H, getattr(QuantConfig, config)())._plan().cells[0][0]
     clusters = machine_of(torch.device("cuda")).clusters()
-    form = executor.numbers_of(plan).form
+    form = numbers_of(plan).form
     for shape in planner.possible_shapes(form, H, clusters):
         wanted = f"{shape.blocks},{shape.split},{shape.spread},{shape.rows}"
         monkeypatch.setenv(planner.VARIABLE, wanted)
@@ -147,7 +148,7 @@ def test_a_graph_replays(N):
 def test_a_cold_plan_in_a_graph_says_to_warm_up(monkeypatch):
     plan = quantized(8, 32)._plan().cells[0][0]
     x, h0 = codes(plan.x, 3, 2, 8), codes(plan.h, 2, 32)
-    executor.numbers_of(plan)
+    numbers_of(plan)
     machine = machine_of(x.device)
     monkeypatch.setattr(machine, "_loaded", {})
     graph = torch.cuda.CUDAGraph()

@@ -16,8 +16,7 @@ from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.execution.prepared_call import prepare
 from quant_gru.integer.call_form import FLOATS
 from quant_gru.kernels._native import Warpgroups
-from quant_gru.kernels.cuda.forward.executor import numbers_of
-from quant_gru.kernels.cuda.plan.tensors import Numbers
+from quant_gru.kernels.cuda.plan.tensors import Numbers, numbers_of
 from quant_gru.kernels.cuda.projection import select
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

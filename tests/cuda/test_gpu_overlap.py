@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from gpu_pairs import equal, pair
+from projection_blocks import overlap_of
 
-from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of
-from quant_gru.kernels.cuda.projection.select import overlap_of
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -30,7 +30,7 @@ def starts_early(gru, T, N):
     machine = machine_of(torch.device("cuda", 0))
     if len(machine.clusters()) == 1:
         pytest.skip("needs a GPU with clusters")
-    numbers = executor.numbers_of(gru._plan().cells[0][0])
+    numbers = numbers_of(gru._plan().cells[0][0])
     shape = planner.choose(numbers.form, gru.hidden_size, N, 1, machine.clusters())
     return overlap_of(machine, numbers, shape, T, N) is not None
 

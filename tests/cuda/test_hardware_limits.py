@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -36,7 +36,7 @@ def numbers(request):
     gru.calibrate(torch.randn(12, 4, 8))
     gru.finalize_calibration()
     gru.use_quantization = True
-    return executor.numbers_of(gru._plan().cells[0][0])
+    return numbers_of(gru._plan().cells[0][0])
 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)

@@ -20,6 +20,8 @@ from quant_gru.kernels._native import WeightStationary
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.plan import structure
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
+from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -132,7 +134,7 @@ def test_accumulators_that_float32_does_not_hold(host, monkeypatch):
     gru.calibrate(torch.randn(12, 4, 3))
     gru.finalize_calibration()
     plan = gru._plan().cells[0][0]
-    numbers = executor.numbers_of(plan)
+    numbers = numbers_of(plan)
     assert numbers.form.real == "float"
     assert not torch.cat(numbers.exact_float).any()
     x, h0 = codes(plan.x, 9, 8, 3), codes(plan.h, 8, 16)
@@ -153,7 +155,7 @@ def test_codes_of_16_bits_in_float32(host, monkeypatch, shape, fits):
     gru.calibrate(torch.randn(20, 8, 7) * 3)
     gru.finalize_calibration()
     plan = gru._plan().cells[0][0]
-    numbers = executor.numbers_of(plan)
+    numbers = numbers_of(plan)
     assert numbers.form.in_int32
     assert set(numbers.form.recurrence.tables) == {structure.COMPRESSED}
     assert numbers.exact_float[1].tolist() == [fits] * 2
@@ -176,7 +178,7 @@ def test_int32_holds_sums_of_halves_alone(host, monkeypatch):
     gru.calibrate(torch.randn(2, 2, 3))
     gru.finalize_calibration()
     plan = gru._plan().cells[0][0]
-    assert executor.numbers_of(plan).exact_float[1].tolist() == [0, 1]
+    assert numbers_of(plan).exact_float[1].tolist() == [0, 1]
     x, h0 = codes(plan.x, 2, 5, 3), codes(plan.h, 5, H)
     h0[0], h0[1], h0[2, 256:], h0[3, :256] = plan.h.hi, plan.h.lo, plan.h.lo, plan.h.hi
     assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
@@ -215,7 +217,7 @@ def test_lines_in_doubles(host, monkeypatch):
     monkeypatch.setenv(planner.VARIABLE, "2,1,2,8")
     config = QuantConfig.int16().replace_globals(scale_kind="free")
     (plan,) = quantized(config, 7, 33)
-    form = executor.numbers_of(plan).form
+    form = numbers_of(plan).form
     assert form.recurrence.real == "double"
     assert set(form.recurrence.tables) == {structure.COMPRESSED}
     x, h0 = codes(plan.x, 6, 11, 7), codes(plan.h, 11, 33)
@@ -224,7 +226,7 @@ def test_lines_in_doubles(host, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16"])
 def test_weights_that_fit_no_registers(host, monkeypatch, kind):
-    monkeypatch.setattr(planner, "choose", lambda *_: None)
+    monkeypatch.setattr(POLICY, "by_steps", True)
     for seed in range(2):
         case = random_case(seed, kind)
         host.launched.clear()
@@ -248,7 +250,7 @@ def test_units_that_keep_their_state(host, monkeypatch, kind, shape):
     if shape:
         monkeypatch.setenv(planner.VARIABLE, shape)
     else:
-        monkeypatch.setattr(planner, "choose", lambda *_: None)
+        monkeypatch.setattr(POLICY, "by_steps", True)
     for seed in range(2):
         case = random_case(seed, kind)
         held = torch.rand(*case.x.shape[:2], case.plan.hidden_size) < 0.4
@@ -267,17 +269,31 @@ def test_zoneout_in_every_kernel(host, monkeypatch, config, shape, p):
     x, h0 = codes(plan.x, 5, 9, 5), codes(plan.h, 9, 32)
     lengths = torch.randint(1, 6, (9,))
     held = torch.rand(5, 9, 32) < 0.4
-    choose = planner.choose
-    for wanted in (shape, None):
-        if wanted:
-            monkeypatch.setenv(planner.VARIABLE, wanted)
-        monkeypatch.setattr(planner, "choose", choose if wanted else lambda *_: None)
-        for stay in (None, held):
-            got = executor.run(plan, x, h0, lengths, True, machine=host, held=stay)
-            assert same(got, reference.run(plan, x, h0, lengths, True, stay))
-    call = executor._Call(executor.Direction(plan, h0, True), x, lengths)
-    executor._run_generic(call, host)
-    assert same((call.out, call.last), reference.run(plan, x, h0, lengths, True))
+    monkeypatch.setenv(planner.VARIABLE, shape)
+    for stay in (None, held):
+        got = executor.run(plan, x, h0, lengths, True, machine=host, held=stay)
+        assert same(got, reference.run(plan, x, h0, lengths, True, stay))
+
+
+@pytest.mark.parametrize(
+    ("config", "kernel"),
+    [
+        (QuantConfig.int8(), "step"),
+        (QuantConfig.w8a16(), "step"),
+        (QuantConfig.uniform(24, False), "generic"),
+    ],
+    ids=["int8", "w8a16", "24 bits"],
+)
+def test_zoneout_where_weights_do_not_fit_registers(host, monkeypatch, config, kernel):
+    monkeypatch.setattr(POLICY, "by_steps", True)
+    (plan,) = quantized(config, 5, 32, zoneout=0.13)
+    x, h0 = codes(plan.x, 5, 9, 5), codes(plan.h, 9, 32)
+    lengths, held = torch.randint(1, 6, (9,)), torch.rand(5, 9, 32) < 0.4
+    host.launched.clear()
+    for stay in (None, held):
+        got = executor.run(plan, x, h0, lengths, True, machine=host, held=stay)
+        assert same(got, reference.run(plan, x, h0, lengths, True, stay))
+    assert kernel in {function for function, _ in host.launched}
 
 
 def test_no_steps_and_no_rows(host):
@@ -311,8 +327,8 @@ def test_numbers_are_packed_once_and_again_when_weights_change(host, monkeypatch
             plan = gru._plan().cells[0][0]
         x, h0 = codes(plan.x, 2, 1, 3), codes(plan.h, 1, 16)
         assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
-        assert executor.numbers_of(plan) is executor.numbers_of(plan)
-        found.append(executor.numbers_of(plan))
+        assert numbers_of(plan) is numbers_of(plan)
+        found.append(numbers_of(plan))
         with torch.no_grad():
             gru.weight_hh_l0.mul_(1.5)
     assert found[0] is not found[1]

@@ -9,16 +9,16 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels._native import Overlap, WeightStationary
-from quant_gru.kernels.cuda.forward import executor, stack
-from quant_gru.kernels.cuda.projection import from_codes
-from quant_gru.kernels.cuda.projection.select import POLICY, overlap_of
+from quant_gru.kernels.cuda.forward import stack
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
+from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from bits import assert_same_bits
 from host_machine import COMPILER, Host, folder_of
-from projection_blocks import STATIONARY, keep_few_weights
+from projection_blocks import STATIONARY, Projection, keep_few_weights, overlap_of
 
 C, H = 21, 40
 SMALL = WeightStationary(1, 2, 2, 3, 1)
@@ -97,7 +97,8 @@ def test_what_is_there_is_counted(folder, small, config, N, clusters):
     """All words as without overlap; counts of time chunks: rows, by groups of 16 units."""
     host, T = Host(folder, FEW), 21
     with torch.no_grad():
-        numbers = executor.numbers_of(quantized(config)._plan().cells[0][0])
+        plan = quantized(config)._plan().cells[0][0]
+        numbers = numbers_of(plan)
     shape = planner.make_shape(H, 2, 1, 1, 2)
     words = shape.projected_words(numbers.form, T, N)
     rows = torch.randint(-128, 128, (numbers.x_planes, T, N, 32), dtype=torch.int8)
@@ -106,16 +107,10 @@ def test_what_is_there_is_counted(folder, small, config, N, clusters):
     counts = torch.zeros(both.chunks(T), dtype=torch.int32)
     found = []
     for ahead in (False, True):
-        kernel, grid, record, _keep = from_codes.projection(numbers, shape, T, N, SMALL, 4)
-        assert record.padded == rows.shape[-1]
+        made = Projection(plan, shape, T, N, SMALL, both if ahead else None)
+        assert not ahead or made.grid.blocks[0] % made.grid.cluster == 0
         found.append(torch.full((words,), -7, dtype=torch.int32))
-        record.bytes, record.Wx = rows.data_ptr(), found[-1].data_ptr()
-        if ahead:
-            made = both.grid(shape.units, numbers.padded_C, numbers.x_planes)
-            grid, record.stretch = planner.grid_of(made), both.chunk * N
-            assert grid.blocks[0] % grid.cluster == 0
-            record.counts = counts.data_ptr()
-        host.launch(kernel, grid, record)
+        made.run(host, rows, found[-1], counts=counts)
     assert torch.equal(*found)
     whole = both.chunk * N * shape.units // 16
     last = (T % both.chunk) * N * shape.units // 16
@@ -166,7 +161,7 @@ class Hopper:
 def test_the_recurrence_keeps_its_room(sizes, expected):
     N, T, features, units = sizes
     with torch.no_grad():
-        numbers = executor.numbers_of(quantized("int8", features, units)._plan().cells[0][0])
+        numbers = numbers_of(quantized("int8", features, units)._plan().cells[0][0])
     shape = planner.choose(numbers.form, units, N, 1, RESIDENT)
     found = overlap_of(Hopper(), numbers, shape, T, N)
     assert found == expected

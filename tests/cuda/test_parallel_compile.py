@@ -17,8 +17,8 @@ from kernel_runtime.cuda.sources import RUNTIME
 from kernel_runtime.errors import KernelError
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernels.cuda.forward import planned_launches
 from quant_gru.kernels.cuda.forward.stack import stack_of
-from quant_gru.kernels.cuda.projection import int_mm
 
 A, B, C = (Kernel.of(name, name, {"N": i}) for i, name in enumerate("abc"))
 WAIT = 20  # seconds until a test fails instead of waiting for ever
@@ -214,12 +214,12 @@ def test_the_library_of_products_is_loaded_while_kernels_are_compiled(tmp_path, 
     gru.calibrate(torch.randn(4, 2, 20))
     gru.finalize_calibration()
     machine, order = Watched(tmp_path), []
-    join, multiply = machine.join, int_mm.multiply_bytes
+    join, multiply = machine.join, planned_launches.multiply_bytes
     monkeypatch.setattr(
-        int_mm, "multiply_bytes", lambda *a: order.append("product") or multiply(*a)
+        planned_launches, "multiply_bytes", lambda *a: order.append("product") or multiply(*a)
     )
     monkeypatch.setattr(machine, "join", lambda launches: order.append("join") or join(launches))
-    int_mm.load_gemm.cache_clear()
+    planned_launches.load_gemm.cache_clear()
     stack = stack_of(gru._plan(), machine)
     for T in (50, 60):
         assert stack.schedule(T, 16, CallForm()) is not None

@@ -15,9 +15,10 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.execution import prepared_call
 from quant_gru.execution.weight_guard import WeightGuard
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.call_form import FLOATS
+from quant_gru.integer.call_form import FLOATS, CallForm
 from quant_gru.kernels import _native, dispatch
-from quant_gru.kernels.cuda.forward import stack
+from quant_gru.kernels.cuda.forward import launch_plan, stack
+from quant_gru.kernels.cuda.forward.planned_launches import SPACE
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -268,9 +269,11 @@ def test_another_device_or_a_graph(host):
 def bases(host, prepared, gru, x):
     """Where the outputs of a call are, and the workspace of its launches."""
     schedule = next(each for each in prepared._stack._schedules.values() if each is not None)
-    record, _ = schedule._x.records[0]
     y, h_n = natively(prepared, gru, x)
-    return y, h_n, record.Wx
+    given = (host, prepared._stack.layers, 5, 3, CallForm(), False)
+    recurrent = launch_plan.planned(*given).launches[-1]
+    at = next(at for at, block, _ in recurrent[5] if block == SPACE)
+    return y, h_n, schedule.records[-1][at // 8]
 
 
 def test_results_are_new_and_the_workspace_is_not(host):

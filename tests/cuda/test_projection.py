@@ -10,17 +10,21 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 from quant_gru.kernels._native import Epilogue, WeightStationary, choose_tile
-from quant_gru.kernels.cuda.forward import executor
-from quant_gru.kernels.cuda.projection import int_mm
-from quant_gru.kernels.cuda.projection.from_codes import projection
-from quant_gru.kernels.cuda.projection.select import size_of
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
-from quant_gru.kernels.cuda.structs import ProjectC
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from host_machine import COMPILER
-from projection_blocks import LARGE_TILE, MEDIUM_TILE, SMALL_TILE, STATIONARY, weight_stationary
+from projection_blocks import (
+    LARGE_TILE,
+    MEDIUM_TILE,
+    SMALL_TILE,
+    STATIONARY,
+    Projection,
+    size_of,
+    weight_stationary,
+)
 from random_plans import random_case
 
 
@@ -38,35 +42,38 @@ def plan_of(config, C, H, scale):
     return gru._plan().cells[0][0]
 
 
-def by_unit(call, shape, host):
-    """What the kernel for few rows writes; -1 where nothing is."""
-    T, N, _ = call.x.shape
-    numbers, wide = call.numbers, call.numbers.form.wide_input
+def rows_of(plan, x):
+    """Codes in the container of a plan."""
+    return x.to(plan.x.container).contiguous()
+
+
+def result_of(plan, shape, T, N, fill, guard=0):
+    """Room for codes of W x."""
     size = T * shape.tiles(N) * shape.units * shape.rows
-    Wx = torch.full((size, 2 if wide else 1), -1, dtype=torch.int32)
-    p = ProjectC(call.sequence(), numbers.W)
-    p.Wx, p.wide = Wx.data_ptr(), wide
-    p.NB, p.tiles, p.groups = shape.rows, shape.tiles(N), shape.units // 16
-    host.launch(*int_mm.few_rows(T * N, numbers.H), p)
+    wide = numbers_of(plan).form.wide_input
+    return torch.full((size + guard, 2 if wide else 1), fill, dtype=torch.int32)
+
+
+def by_unit(plan, x, shape, host):
+    """What the kernel for few rows writes; -1 where nothing is."""
+    T, N, _ = x.shape
+    Wx = result_of(plan, shape, T, N, -1)
+    Projection(plan, shape, T, N, False).run(host, rows_of(plan, x), Wx)
     return Wx
 
 
-def in_one(call, shape, tile, host):
+def in_one(plan, x, shape, tile, host):
     """What the kernel writes, into memory that ends where the result does."""
-    T, N, C = call.x.shape
-    kernel, grid, record, _keep = projection(call.numbers, shape, T, N, tile, processors=2)
-    v = call.x.to(torch.int64) - call.numbers.x_offset
-    planes = [v] if call.numbers.x_planes == 1 else [v >> 8, (v & 255) - 128]
-    rows = torch.zeros((len(planes), T, N, record.padded), dtype=torch.int8)
+    T, N, C = x.shape
+    numbers, guard = numbers_of(plan), 4096
+    v = x.to(torch.int64) - numbers.x_offset
+    planes = [v] if numbers.x_planes == 1 else [v >> 8, (v & 255) - 128]
+    rows = torch.zeros((len(planes), T, N, -(-C // 16) * 16), dtype=torch.int8)
     rows[..., :C] = torch.stack(planes).to(torch.int8)
-    wide = call.numbers.form.wide_input
-    size = T * shape.tiles(N) * shape.units * shape.rows
-    guard = 4096
-    Wx = torch.full((size + guard, 2 if wide else 1), -7, dtype=torch.int32)
-    record.bytes, record.Wx = rows.data_ptr(), Wx.data_ptr()
-    host.launch(kernel, grid, record)
-    assert (Wx[size:] == -7).all()
-    return Wx[:size]
+    Wx = result_of(plan, shape, T, N, -7, guard)
+    Projection(plan, shape, T, N, tile).run(host, rows, Wx)
+    assert (Wx[-guard:] == -7).all()
+    return Wx[:-guard]
 
 
 UNSIGNED = QuantConfig.int8().replace("input.x", is_unsigned=True, is_symmetric=False)
@@ -110,16 +117,15 @@ def test_codes(host, config, tile, sizes, scale):
     generator = torch.Generator().manual_seed(T)
     x = torch.randint(plan.x.lo, plan.x.hi + 1, (T, N, C), generator=generator)
     x[0], x[-1] = plan.x.lo, plan.x.hi
-    h0 = torch.zeros(N, H, dtype=plan.h.container)
-    call = executor._Call(executor.Direction(plan, h0, False), x, None)
-    assert size_of(call.numbers, planner.make_shape(1, 1, 1, 1, 1), 1, 1).projects_bytes
-    if call.numbers.x_planes == 1:
-        assert call.numbers.exact_float[0].tolist() == [scale == 1] * 2
+    numbers = numbers_of(plan)
+    assert size_of(numbers, planner.make_shape(1, 1, 1, 1, 1), 1, 1).projects_bytes
+    if numbers.x_planes == 1:
+        assert numbers.exact_float[0].tolist() == [scale == 1] * 2
     shape = planner.make_shape(H, 1, 1, 1, NB)
-    expected = by_unit(call, shape, host)
+    expected = by_unit(plan, x, shape, host)
     there = expected[:, -1] != -1  # the last word has room left
     assert there.sum() == T * N * H
-    got = in_one(call, shape, tile, host)
+    got = in_one(plan, x, shape, tile, host)
     assert torch.equal(got[there], expected[there])
 
 
@@ -130,16 +136,16 @@ def test_random_plans(host, kind):
     count = 0
     for seed in range(150):
         case = random_case(seed, kind)
-        call = executor._Call(executor.Direction(case.plan, case.h0, False), case.x, None)
+        plan, x, numbers = case.plan, case.x, numbers_of(case.plan)
         if (
-            not call.numbers.form.narrow
-            or not size_of(call.numbers, planner.make_shape(1, 1, 1, 1, 1), 1, 1).projects_bytes
+            not numbers.form.narrow
+            or not size_of(numbers, planner.make_shape(1, 1, 1, 1, 1), 1, 1).projects_bytes
         ):
             continue
-        shape = planner.make_shape(call.numbers.H, 1, 1, 1, (1, 2, 4, 8)[seed % 4])
-        expected = by_unit(call, shape, host)
+        shape = planner.make_shape(numbers.H, 1, 1, 1, (1, 2, 4, 8)[seed % 4])
+        expected = by_unit(plan, x, shape, host)
         there = expected[:, -1] != -1
-        got = in_one(call, shape, SMALL_TILE, host)
+        got = in_one(plan, x, shape, SMALL_TILE, host)
         assert torch.equal(got[there], expected[there]), f"seed {seed}"
         count += 1
     assert count > 10
@@ -159,7 +165,7 @@ def test_tiles_follow_sizes():
 
 def test_weights_stay_where_many_rows_pass():
     """Of many units and rows, on GPUs with clusters, and where rows stand as they are counted."""
-    numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 512, 256, 1))
+    numbers = numbers_of(plan_of(QuantConfig.int8(), 512, 256, 1))
     shape = planner.make_shape(256, 1, 1, 1, 8)
     hopper, small = (
         SimpleNamespace(arch="sm_90a", clusters=lambda of=of: of)

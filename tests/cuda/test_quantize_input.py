@@ -1,19 +1,44 @@
 """The input of whole calls, on the host: rows longer than what a warp holds at once."""
 
+import ctypes
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels import _native
+from quant_gru.kernels.cpu.plan_packing import pack_quantizer
 from quant_gru.kernels.cuda.machine import PLAIN
-from quant_gru.kernels.cuda.projection.from_reals import fill_division
-from quant_gru.kernels.cuda.structs import QuantizeInputC
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+DivisionC = structure(
+    "DivisionC",
+    **dict.fromkeys("scale inverse least most".split(), _FLOAT),
+    exact=ctypes.c_int32,
+)
+TargetC = structure(
+    "TargetC",
+    **dict.fromkeys("codes bytes nan".split(), _POINTER),
+    **dict.fromkeys("kind planes padded x_offset T N features nan_stride".split(), _INT),
+    counts=_POINTER,
+    stretches=_INT,
+)
+QuantizeInputC = structure(
+    "QuantizeInputC",
+    to=TargetC,
+    real=_POINTER,
+    **dict.fromkeys("step next zero".split(), _INT),
+    **dict.fromkeys("scale lo hi".split(), _FLOAT),
+    division=DivisionC,
+    fours=ctypes.c_int32,
+)
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -48,7 +73,8 @@ def test_take(host, quantizer, features, fours):
     p.zero, p.scale, p.fours = quantizer.zero_point, quantizer.scale, fours
     p.lo = quantizer.lo - quantizer.zero_point
     p.hi = quantizer.hi - quantizer.zero_point
-    fill_division(p.division, quantizer)
+    made = _native.division_of(pack_quantizer(quantizer))
+    ctypes.memmove(ctypes.addressof(p.division), made, len(made))
     host.launch(Kernel.of("boundary/quantize_input", "quantize_input", PLAIN), Grid((1, 1), 256), p)
     expected = torch.zeros(T, N, padded, dtype=torch.int64)
     expected[..., :features] = quantizer.quantize(x) - offset

@@ -19,14 +19,7 @@ from quant_gru.kernels._native import (
     choose_tiled,
     choose_warpgroups,
 )
-from quant_gru.kernels.cuda.forward import executor
-from quant_gru.kernels.cuda.projection.from_codes import epilogue_of
-from quant_gru.kernels.cuda.projection.from_reals import (
-    few_projection,
-    fill_division,
-    kernel_of,
-    real_projection,
-)
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,7 +28,9 @@ from projection_blocks import (
     MOST_SHARED,
     SMALL_TILE,
     TALL,
+    Projection,
     choose_reals,
+    epilogue_of,
     medium,
     small,
     two_planes,
@@ -133,30 +128,25 @@ def test_codes(host, config, block, sizes, scale, layout):
     x = plan.x
     steps = torch.nan_to_num((real / torch.tensor(x.scale)), 0, inf, -inf).round()
     codes = (steps.clamp(x.lo - x.zero_point, x.hi - x.zero_point) + x.zero_point).to(torch.int64)
-    h0 = torch.zeros(N, H, dtype=plan.h.container)
-    call = executor._Call(executor.Direction(plan, h0, False), codes, None)
     shape = planner.make_shape(H, 1, 1, 1, NB)
-    expected = by_unit(call, shape, host)
+    expected = by_unit(plan, codes, shape, host)
     there = expected[:, 0] != -1
     assert there.sum() == T * N * H
     if block is None:
-        kernel, grid, p, _keep = few_projection(call.numbers, shape, T, N, x)
+        block = True
+    elif isinstance(block, str):
+        columns, parts = map(int, block.split())
+        padded, planes = -(-C // 16) * 16, numbers_of(plan).x_planes
+        block = Warpgroups(columns, parts, shape.units, padded, planes)
     else:
-        if isinstance(block, str):
-            columns, parts = map(int, block.split())
-            padded, planes = call.numbers.padded_C, call.numbers.x_planes
-            block = Warpgroups(columns, parts, shape.units, padded, planes)
-        else:
-            block = TiledReals(*block)
-        kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, block)
+        block = TiledReals(*block)
     size, guard = expected.shape[0], 4096
     Wx = torch.full((size + guard, expected.shape[1]), -7, dtype=torch.int32)
-    flags = torch.full((N, p.nan_stride), 7, dtype=torch.uint8)
-    p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), Wx.data_ptr()
-    p.step, p.next = real.stride()[:2]
-    p.fours = not (real.data_ptr() % 16 or p.step % 4 or p.next % 4 or C % 4)
-    assert p.fours == (layout != "unaligned" and C % 4 == 0)
-    host.launch(kernel, grid, p)
+    flags = torch.full((N, -(-T // 4) * 4), 7, dtype=torch.uint8)
+    step, following = real.stride()[:2]
+    fours = not (real.data_ptr() % 16 or step % 4 or following % 4 or C % 4)
+    assert fours == (layout != "unaligned" and C % 4 == 0)
+    Projection(plan, shape, T, N, block).run(host, real, Wx, flags, fours=fours)
     assert (Wx[size:] == -7).all()
     assert torch.equal(Wx[:size][there], expected[there])
     assert torch.equal(flags[:, :T].t() == 1, real.isnan().any(dim=2))
@@ -208,29 +198,24 @@ def test_ends_of_two_planes(host, name, kernel):
     values[2, :8] = torch.where(part.W[:8] > 0, x.hi, x.lo)
     values[2, 8:] = torch.where(part.W[:8] > 0, x.lo, x.hi)
     values[1] = torch.randint(x.lo, x.hi + 1, (N, C), generator=generator)
-    h0 = torch.zeros(N, H, dtype=plan.h.container)
-    call = executor._Call(executor.Direction(plan, h0, False), values, None)
-    numbers = call.numbers
+    numbers = numbers_of(plan)
     assert epilogue_of(numbers) == Epilogue(2, codes, powers, C > 512)
     assert numbers.exact_float[0].tolist() == exact
     largest = part.W[:8].abs().sum(dim=1, dtype=torch.int64).max() * 32000
     assert (largest > 1 << 31) == (C > 512)
     for NB in (8, 4) if kernel == "reals" else (8,):
         shape = planner.make_shape(H, 1, 1, 1, NB)
-        expected = by_unit(call, shape, host)
+        expected = by_unit(plan, values, shape, host)
         there = expected[:, 0] != -1
         if kernel == "reals":
             real = ((values - x.zero_point) * x.scale).to(torch.float32)
             block = TiledReals(2, 2, 3, 3, 1, 1)
-            kernel_, grid, p, _keep = real_projection(numbers, shape, T, N, x, block)
             got = torch.full_like(expected, -7)
-            flags = torch.zeros((N, p.nan_stride), dtype=torch.uint8)
-            p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), got.data_ptr()
-            p.step, p.next, p.fours = *real.stride()[:2], C % 4 == 0
-            host.launch(kernel_, grid, p)
+            flags = torch.zeros((N, -(-T // 4) * 4), dtype=torch.uint8)
+            Projection(plan, shape, T, N, block).run(host, real, got, flags, fours=C % 4 == 0)
         else:
             tile = SMALL_TILE if kernel == "bytes" else WeightStationary(2, 2, 2, 4, 1)
-            got = in_one(call, shape, tile, host)
+            got = in_one(plan, values, shape, tile, host)
         assert torch.equal(got[there], expected[there])
 
 
@@ -313,23 +298,25 @@ def ends_of_one_plane(host, columns, config, zero, M, k, most):
     if M >> k > 2:  # results that are small while what is added up is not
         sums = (part.W.to(torch.int64) * (values[2, :1] - x.zero_point)).sum(dim=1)
         part.Bw[2:] = -sums[2:] + torch.randint(-1, 2, (3 * H - 2,), generator=generator)
-    h0 = torch.zeros(N, H, dtype=plan.h.container)
-    call = executor._Call(executor.Direction(plan, h0, False), values, None)
-    numbers = call.numbers
+    numbers = numbers_of(plan)
     assert epilogue_of(numbers) == Epilogue(1, 1, config is POT8)
     shape = planner.make_shape(H, 1, 1, 1, NB)
-    expected = by_unit(call, shape, host)
+    expected = by_unit(plan, values, shape, host)
     there = expected[:, 0] != -1
     real = ((values - x.zero_point) * torch.tensor(x.scale)).to(torch.float32)
-    block = Warpgroups(columns, 1, shape.units, numbers.padded_C)
-    kernel, grid, p, _keep = real_projection(numbers, shape, T, N, x, block)
+    block = Warpgroups(columns, 1, shape.units, -(-C // 16) * 16)
     got = torch.full_like(expected, -7)
-    flags = torch.zeros((N, p.nan_stride), dtype=torch.uint8)
-    p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), got.data_ptr()
-    p.step, p.next, p.fours = *real.stride()[:2], 1
-    host.launch(kernel, grid, p)
+    flags = torch.zeros((N, -(-T // 4) * 4), dtype=torch.uint8)
+    Projection(plan, shape, T, N, block).run(host, real, got, flags, fours=True)
     assert torch.equal(got[there], expected[there]), (zero, M, k, most)
     return numbers.exact_float[0].tolist(), expected[there]
+
+
+def with_scale(plan, scale):
+    """The plan with another scale of x beside the same multipliers."""
+    quantizers = {**plan.frozen.quantizers, "input.x": replace(plan.x, scale=scale)}
+    frozen = replace(plan.frozen, quantizers=quantizers)
+    return replace(plan, frozen=frozen, weights=replace(plan.weights))
 
 
 @pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8, 2.0**90])
@@ -337,8 +324,7 @@ def test_the_division_rounds_as_division(host, scale):
     """Values beside all ties give the codes of a true division, which are their own at scale 1."""
     plan = plan_of(QuantConfig.w8a16(), 4, 16, 1)
     shape = planner.make_shape(16, 1, 1, 1, 1)
-    numbers, block = executor.numbers_of(plan), TiledReals(1, 1, 2, 3, 1, 1)
-    _, grid, p, _keep = real_projection(numbers, shape, 200, 1, plan.x, block)
+    block = TiledReals(1, 1, 2, 3, 1, 1)
     generator = torch.Generator().manual_seed(5)
     halves = torch.randint(-66000, 66000, (200, 1, 4), generator=generator)
     one = torch.tensor(scale, dtype=torch.float32)
@@ -350,13 +336,9 @@ def test_the_division_rounds_as_division(host, scale):
     found = []
     flags = torch.zeros(1, 200, dtype=torch.uint8)
     for real, unit in ((x, one.item()), (codes, 1.0)):
-        x_of = replace(plan.x, scale=unit)
-        kernel = kernel_of(block, numbers, shape, x_of)
-        fill_division(p.division, x_of)
         Wx = torch.zeros((200 * 16, 2), dtype=torch.int32)
-        p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), Wx.data_ptr()
-        p.step, p.next, p.fours = 4, 4, 1
-        host.launch(kernel, grid, p)
+        made = Projection(with_scale(plan, unit), shape, 200, 1, block)
+        made.run(host, real, Wx, flags, fours=True)
         found.append(Wx)
     assert torch.equal(*found)
     assert found[0].unique().numel() > 100
@@ -367,11 +349,8 @@ def test_kernels_have_what_scales_and_features_need():
     for C in (128, 129, 132):
         plan = plan_of(QuantConfig.int8(), C, 16, 1)
         for scale in (0.25, 0.375):
-            x = replace(plan.x, scale=scale)
-            kernel = kernel_of(
-                small(), executor.numbers_of(plan), planner.make_shape(16, 1, 1, 1, 1), x
-            )
-            macros = dict(kernel.macros)
+            shape = planner.make_shape(16, 1, 1, 1, 1)
+            macros = dict(Projection(with_scale(plan, scale), shape, 1, 1, small()).kernel.macros)
             known[C, scale] = macros["SHORT"], macros["FOURS"], macros["EXACT"]
     assert known == {
         (128, 0.25): (1, 1, 1),
@@ -405,7 +384,7 @@ def test_choices_follow_sizes():
 
 def test_many_weights_stay_and_take_codes():
     hopper = SimpleNamespace(clusters=lambda: {1: 132, 2: 66}, arch="sm_90a")
-    numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 16, 1))
+    numbers = numbers_of(plan_of(QuantConfig.int8(), 256, 16, 1))
     for H, reals in ((512, True), (1024, False)):
         shape = planner.make_shape(H, 1, 1, 1, 8)
         assert weight_stationary(hopper, numbers, shape, 200, 64)
@@ -427,7 +406,7 @@ def test_groups_take_many_rows_where_there_are_groups():
     """Blocks have a multiprocessor each, and most of these are busy."""
     hopper = SimpleNamespace(clusters=lambda: {1: 132, 2: 66}, arch="sm_90a")
     shape = planner.make_shape(256, 2, 1, 1, 2)
-    numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 256, 1))
+    numbers = numbers_of(plan_of(QuantConfig.int8(), 256, 256, 1))
     found = choose_reals(hopper, numbers, shape, 100, 128)
     assert found == Warpgroups(13, 1, 256, 256)
     assert (blocks_of(found, 12800), found.group_tiles, found.stages) == (124, 2, 3)
@@ -440,13 +419,13 @@ def test_groups_take_many_rows_where_there_are_groups():
     for arch in ("sm_80", "sm_100"):
         other = SimpleNamespace(clusters=hopper.clusters, arch=arch)
         assert isinstance(choose_reals(other, numbers, shape, 100, 128), TiledReals)
-    numbers = executor.numbers_of(plan_of(WIDE, 256, 256, 1))
+    numbers = numbers_of(plan_of(WIDE, 256, 256, 1))
     assert choose_reals(hopper, numbers, shape, 100, 128) == found
     assert choose_warpgroups(128, 12800, 128, 1, 132) == Warpgroups(13, 1, 128, 128)
     assert choose_warpgroups(128, 12800, 128, 2, 132) == Warpgroups(7, 1, 128, 128, 2)
     assert choose_warpgroups(64, 12800, 128, 2, 132) is None
     # a plane takes the room of a row
-    numbers = executor.numbers_of(plan_of(QuantConfig.w8a16(), 256, 256, 1))
+    numbers = numbers_of(plan_of(QuantConfig.w8a16(), 256, 256, 1))
     assert choose_reals(hopper, numbers, shape, 100, 64) == Warpgroups(7, 1, 256, 256, 2)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from host_machine import Host
+from projection_blocks import overlap_of, select
 
 from kernel_runtime.cuda.launch import Kernel
 from quant_gru import QuantConfig, QuantGRU
@@ -11,7 +12,8 @@ from quant_gru.kernels import _native
 from quant_gru.kernels._native import Method
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.forward.stack import Stack
-from quant_gru.kernels.cuda.projection import select
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
+from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import planner
 
 PROJECTIONS = {
@@ -71,8 +73,8 @@ def plan_of(config, C, H):
 @pytest.mark.parametrize(("C", "H"), SHAPES)
 def test_prepared_calls_and_the_executor_choose_alike(machine, monkeypatch, config, C, H):
     """Codes are all that the executor reads, and its projection ends before its recurrence."""
-    monkeypatch.setattr(select.POLICY, "reads_reals", False)
-    monkeypatch.setattr(select.POLICY, "overlaps", False)
+    monkeypatch.setattr(POLICY, "reads_reals", False)
+    monkeypatch.setattr(POLICY, "overlaps", False)
     plan = plan_of(config, C, H)
     stack = Stack(plan, machine)
     for T, N in SIZES:
@@ -92,16 +94,14 @@ def test_prepared_calls_and_the_executor_choose_alike(machine, monkeypatch, conf
 def test_what_is_selected_is_launched(machine, config, C, H, real_values):
     """Prepared calls read real values, so that theirs are the launches to compare with."""
     plan = plan_of(config, C, H)
-    numbers = executor.numbers_of(plan.cells[0][0])
+    numbers = numbers_of(plan.cells[0][0])
     stack = Stack(plan, machine)
     for T, N in SIZES:
         shape = planner.choose(numbers.form, H, N, 1, machine.clusters())
         if shape is None:
             continue
-        found = select.overlap_of(machine, numbers, shape, T, N)
-        selection = select.select(
-            machine, numbers, shape, T, N, real_values=real_values, overlap=found
-        )
+        found = overlap_of(machine, numbers, shape, T, N)
+        selection = select(machine, numbers, shape, T, N, real_values=real_values, overlap=found)
         assert (selection.reals is not None) == (selection.method == Method.REALS_TILED)
         assert (selection.codes is not None) == (selection.method == Method.CODES_TILED)
         assert real_values or not selection.reads_reals
@@ -114,11 +114,11 @@ def test_every_way_is_selected(tmp_path):
     """The sizes of these tests reach all projections."""
     machine, found = Recorder(tmp_path, None, "sm_90a"), set()
     for config, (C, H) in (("int8", SHAPES[1]), ("int16", SHAPES[0]), ("int8", SHAPES[2])):
-        numbers = executor.numbers_of(plan_of(config, C, H).cells[0][0])
+        numbers = numbers_of(plan_of(config, C, H).cells[0][0])
         for T, N in SIZES:
             shape = planner.choose(numbers.form, H, N, 1, machine.clusters())
             for real_values in (False, True):
-                way = select.select(machine, numbers, shape, T, N, real_values=real_values)
+                way = select(machine, numbers, shape, T, N, real_values=real_values)
                 found.add(way.method)
     assert found == set(Method)
 
@@ -129,5 +129,5 @@ def test_sums_of_bytes_are_those_that_int32_holds():
     chip = _native.Chip("sm_90a", {1: 132, 2: 66})
     for features, method in ((most - 1, Method.GEMM), (most, Method.CODES_FEW_ROWS)):
         size = _native.ProjectionSize(65, 1, features, 16, (16, True, 1.0, 0), shape)
-        found = _native.select_projection(chip, size, False, None, select.POLICY)
+        found = _native.select_projection(chip, size, False, None, POLICY)
         assert found.method == method

@@ -9,8 +9,10 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Kept
+from quant_gru.kernels._native import shared_form
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.plan import structure
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -153,7 +155,7 @@ def test_what_is_kept_for_a_backward(host, config, H):
     assert (kept.nan.nan_to_num() == 0).all()
     for state, out in enumerate(kept.out):
         layer, d = divmod(state, 2)
-        h = whole.layers[layer][d].h
+        h = whole.layers[layer][d].numbers.h
         real = h.dequantize(out)
         last = real[0 if d else -1]
         assert torch.equal(torch.where(h_n[state].isnan(), last, h_n[state]), last)
@@ -219,7 +221,7 @@ def test_calibrating_again_compiles_nothing(host, config):
 
 
 def forms_of(cells):
-    return [executor.numbers_of(cell).form for cell in cells]
+    return [numbers_of(cell).form for cell in cells]
 
 
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
@@ -308,14 +310,13 @@ def test_directions_that_fill_a_device_run_as_fast_as_each_can(host, monkeypatch
     assert (one.recurrence.real, other.recurrence.real) == ("float", "double")
 
     def launches(cells, N):
-        return planner.launches_of(cells, N, host.clusters())
+        forms = [(cell.numbers.form, cell.numbers.frozen.native) for cell in cells]
+        return shared_form(forms, H, N, host.clusters())
 
-    ((cells, form),) = launches(layer, 64)
-    assert cells == layer
-    assert form.recurrence.real == "double"
-    assert launches(layer, 1 << 20) == [([layer[0]], one), ([layer[1]], other)]
+    assert launches(layer, 64).recurrence.real == "double"
+    assert launches(layer, 1 << 20) is None
     # equal ones share it, however many rows there are
-    assert launches([layer[0]] * 2, 1 << 20) == [([layer[0]] * 2, one)]
+    assert launches([layer[0]] * 2, 1 << 20) == one
 
 
 INT8, W8A16 = QuantConfig.int8(), QuantConfig.w8a16()
@@ -366,7 +367,8 @@ def test_a_launch_is_exact_for_both_directions(host, config, changes, real, tabl
     assert (macros["QG_WORDS"], macros["SATURATED"]) == (words, 0)
     assert macros["QG_POT"] == (real == "float")
     layer = stack.Stack(gru._plan(), host).layers[0]
-    ((_, form),) = planner.launches_of(layer, 3, host.clusters())
+    forms = [(cell.numbers.form, cell.numbers.frozen.native) for cell in layer]
+    form = shared_form(forms, H, 3, host.clusters())
     sizes = [table_bytes(cell.numbers.frozen.cells["double"], tables) for cell in layer]
     assert form.recurrence.table_bytes == max(sizes)
 
@@ -441,7 +443,7 @@ def test_tables_that_bend_too_much_are_another_structure(config):
         gru.reset_calibration()
         gru.calibrate(torch.randn(12, 4, C) * scale)
         gru.finalize_calibration()
-        form = executor.numbers_of(gru._plan().cells[0][0]).form
+        form = numbers_of(gru._plan().cells[0][0]).form
         kinds.append(shape.macros(form, H, 1))
     assert all(each == kinds[0] for each in kinds[:4])
     assert (kinds[4] == kinds[0]) == (config == "int8")
@@ -498,11 +500,12 @@ def test_weights_that_are_not_finite(host, value):
 
 
 def test_what_a_stack_does_not_take(host, monkeypatch):
+    monkeypatch.delenv(planner.VARIABLE)
     assert stack.stack_of(quantized(QuantConfig.uniform(24, False))._plan(), host) is None
     whole = stack.Stack(quantized()._plan(), host)
     assert whole.run(torch.zeros(5, 0, C), None) is None
-    monkeypatch.setattr(planner, "choose", lambda *_: None)
-    assert whole.run(torch.zeros(5, 1, C), None) is None
+    large = stack.Stack(quantized(QuantConfig.int16(), 400)._plan(), Host(host.folder, {1: 108}))
+    assert large.run(torch.zeros(5, 1, C), None) is None
 
 
 def test_few_schedules_are_kept(host, monkeypatch):

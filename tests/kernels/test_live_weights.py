@@ -24,8 +24,7 @@ from quant_gru.integer.qparams import make_qparams
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
-from quant_gru.kernels.cuda.forward import executor as gpu
-from quant_gru.kernels.cuda.plan.tensors import DERIVED
+from quant_gru.kernels.cuda.plan.tensors import DERIVED, numbers_of
 from quant_gru.kernels.live_weights import live_of, settled, tensors_of
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -188,7 +187,7 @@ def test_what_is_dropped():
 
 
 def check_derived(live, plan, fresh, sizes):
-    ours, theirs = gpu.numbers_of(plan), gpu.numbers_of(fresh)
+    ours, theirs = numbers_of(plan), numbers_of(fresh)
     names = [name for name in DERIVED if name != "_columns"] if plan.h.bits <= 16 else []
     for name in names:
         pairs = zip(
@@ -227,12 +226,12 @@ def test_whether_int32_holds_sums_of_16_bits_follows_the_weights(tmp_path_factor
     qparams = make_qparams(QuantConfig.w8a16(), quantizers)
     weights = [torch.randn(48, 5), torch.randn(48, 16), torch.randn(48), torch.randn(48)]
     live, plan, fresh = live_and_fresh(qparams, weights, Host(folder_of(tmp_path_factory)))
-    assert gpu.numbers_of(plan).form.in_int32
+    assert numbers_of(plan).form.in_int32
     for size in (1, 1e-7, 1):
         now = [weights[0] * size, weights[1] * size, *weights[2:]]
         live.update(*now, None, 0.0)
         check_derived(live, plan, fresh(now), [(64, 16)])
-        for exact in gpu.numbers_of(plan).exact_float:
+        for exact in numbers_of(plan).exact_float:
             assert exact.tolist() == [size == 1] * 2
 
 
@@ -251,7 +250,7 @@ def test_whether_float_holds_what_becomes_bytes_follows_the_weights(
         now = [weights[0] * size, *weights[1:]]
         live.update(*now, None, 0.0)
         check_derived(live, plan, fresh(now), [(64, 16)])
-        exact = gpu.numbers_of(plan).exact_float[0]
+        exact = numbers_of(plan).exact_float[0]
         assert exact.tolist() == [1, 1 if size == 1 else held]
 
 

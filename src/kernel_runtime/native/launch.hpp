@@ -14,6 +14,10 @@ struct Kernel {
     std::string source;  // name of a .cu file without its ending, such as "folder/file"
     std::string function;
     std::map<std::string, std::string> macros;
+
+    bool operator==(const Kernel &o) const {
+        return source == o.source && function == o.function && macros == o.macros;
+    }
 };
 
 // The dimensions of a launch.

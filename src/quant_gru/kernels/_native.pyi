@@ -241,26 +241,28 @@ class LiveUpdate:
     # returns whether any number changed
     def run(self, threads: int, /) -> bool: ...
 
-# addresses of both strides and of a flag, the width of the flag, whether the flag may be set
-CallInput = tuple[int, int, int, int, bool]
+# addresses of both strides and of an int32 flag, or 0
+CallInput = tuple[int, int, int]
 
 class Call:
     """Calls of one size on a GPU: their tensors, arguments and launches."""
 
+    # steps: launches, and functions that multiply matrices in the workspace that they get.
     # fields: those that point to x, h0, lengths, y, last states, NaN, codes, workspace, and both
     # orders of packed rows.
-    # sizes: T, N, C, bytes of the workspace, and bytes of codes.
+    # features: of x. space: bytes of the workspace.
     # makers: functions and their arguments that create y, y with rows first or for packed rows, the
-    # last states, the workspace, the workspace with codes and, if saved, NaN and codes.
+    # last states, the workspace and, if saved, NaN and codes.
     # fail: raises the error of a status.
     # keep: the owner of the arguments.
     def __init__(
         self,
-        launches: Launches,
-        fields: list[Fields],
-        inputs: list[CallInput],
-        sizes: tuple[int, int, int, int, int],
-        makers: list[tuple[Callable[..., Tensor], tuple[Any, ...]]],
+        steps: Sequence[Launches | Callable[[Tensor], None]],
+        fields: Sequence[Fields],
+        inputs: Sequence[CallInput],
+        features: int,
+        space: int,
+        makers: Sequence[tuple[Callable[..., Tensor], tuple[Any, ...]]],
         tensor: type[Tensor],
         device: int,
         stream: Streams,
@@ -508,6 +510,7 @@ class ProjectionPolicy:
     stationary: Sequence[WeightStationary]
     stationary_rows: int
     stationary_weights: int
+    by_steps: bool
     overlaps: bool
     overlap_steps: int
     overlap_work: int
@@ -586,6 +589,77 @@ def select_projection(
     policy: ProjectionPolicy,
     /,
 ) -> Selection: ...
+
+# gate arithmetic, form, (C, H), bits of (W, R), addresses of the tables of z, r and g, shift and
+# multiplier for each direction below, and `cuda/forward/layer.Arrays`
+CellNumbers = tuple[
+    GateNumbers,
+    Form,
+    tuple[int, int],
+    tuple[int, int],
+    Sequence[tuple[int, ...]],
+    Sequence[tuple[int, int]],
+    object,
+]
+# a memory of the call, in the order of the fields of Call, and bytes from its start
+MemoryPlace = tuple[int, int]
+# cell, 0 for W or 1 for R, rows, padded features, columns, and where rows and result are
+PlannedProduct = tuple[int, int, int, int, int, MemoryPlace, MemoryPlace]
+# source, function, macros, grid, arguments, fields with memory and offset, fields with the strides
+# of x and a flag or 0, and a product in place of a kernel
+PlannedLaunch = tuple[
+    str,
+    str,
+    dict[str, object],
+    NativeGrid,
+    bytes,
+    Sequence[tuple[int, int, int]],
+    tuple[int, int, int] | None,
+    PlannedProduct | None,
+]
+
+# see cuda/host/launches.hpp. form: dtypes of x, of the initial states or -1, of both results, and
+# whether rows are packed. Returns launches, bytes of the workspace and of codes, and for each cell
+# the offset and container of its codes; None if weights do not fit registers.
+def launches_of(
+    cells: Sequence[CellNumbers],
+    directions: int,
+    chip: Chip,
+    T: int,
+    N: int,
+    form: tuple[int, int, int, int, bool],
+    keeps: bool,
+    policy: ProjectionPolicy,
+    expect: Callable[[str, str, dict[str, object]], None],
+    /,
+) -> tuple[Sequence[PlannedLaunch], int, int, Sequence[tuple[int, int]]] | None: ...
+
+# addresses of codes of x, h0, out and last, whether steps are reversed, and the address of held
+CodeSequence = tuple[int, int, int, int, bool, int]
+
+# launches of the directions of a layer on codes, and bytes of the workspace
+def code_launches_of(
+    cells: Sequence[CellNumbers],
+    chip: Chip,
+    T: int,
+    N: int,
+    sequences: Sequence[CodeSequence],
+    policy: ProjectionPolicy,
+    /,
+) -> tuple[Sequence[PlannedLaunch], int]: ...
+
+# for tests: the launch of one projection, by blocks or, if a bool says whether from real values, by
+# a warp for each unit; it reads x and writes y, NaN flags, and counts at the workspace
+def projection_of(
+    cell: CellNumbers,
+    chip: Chip,
+    T: int,
+    N: int,
+    shape: Shape,
+    blocks: CodeBlocks | RealBlocks | bool,
+    overlap: Overlap | None = None,
+    /,
+) -> PlannedLaunch: ...
 def variants(only_runnable: bool = True) -> list[str]: ...
 def left_out() -> list[str]: ...
 

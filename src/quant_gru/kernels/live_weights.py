@@ -30,8 +30,8 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU
-from quant_gru.kernels.cuda.forward.executor import kept_numbers
 from quant_gru.kernels.cuda.machine import available
+from quant_gru.kernels.cuda.plan.tensors import kept_numbers
 from quant_gru.kernels.cuda.weights.requantize import Given
 from quant_gru.kernels.cuda.weights.requantize import Writer as OnGPU
 

@@ -51,13 +51,15 @@ bool Workspace::forget() {
     return before.is_valid();
 }
 
-Call::Call(Launches &launches, const std::vector<Fields *> &fields,
-           const std::vector<Input> &inputs, const Sizes &sizes, std::vector<Maker> makers,
-           const Tensors &tensors, const CurrentStream &stream, nb::object fail, nb::object keep)
-    : launches_(launches),
+Call::Call(std::vector<Step> steps, const std::vector<Fields *> &fields,
+           const std::vector<Input> &inputs, int64_t features, int64_t bytes,
+           std::vector<Maker> makers, const Tensors &tensors, const CurrentStream &stream,
+           nb::object fail, nb::object keep)
+    : steps_(std::move(steps)),
       fields_(fields),
       inputs_(inputs),
-      sizes_(sizes),
+      features_(features),
+      bytes_(bytes),
       tensors_(tensors),
       makers_(std::move(makers)),
       stream_(stream),
@@ -65,7 +67,7 @@ Call::Call(Launches &launches, const std::vector<Fields *> &fields,
       keep_(std::move(keep)) {}
 
 void Call::move_input(uintptr_t address, int64_t step, int64_t next) {
-    const bool aligned = !(address % 16 || step % 4 || next % 4 || sizes_.C % 4);
+    const bool aligned = !(address % 16 || step % 4 || next % 4 || features_ % 4);
     if (step == step_ && next == next_ && aligned == aligned_) return;
     step_ = step;
     next_ = next;
@@ -73,20 +75,17 @@ void Call::move_input(uintptr_t address, int64_t step, int64_t next) {
     for (const Input &each : inputs_) {
         *reinterpret_cast<int64_t *>(each.step) = step;
         *reinterpret_cast<int64_t *>(each.next) = next;
-        if (each.width == 8)
-            *reinterpret_cast<int64_t *>(each.fours) = aligned && each.may;
-        else if (each.width)
-            *reinterpret_cast<int32_t *>(each.fours) = aligned && each.may;
+        if (each.fours) *reinterpret_cast<int32_t *>(each.fours) = aligned;
     }
 }
 
 nb::object Call::run(const Given &given, Workspace *kept) {
     const View &x_view = given.x_view;
-    if ((x_view.strides[2] != 1 && sizes_.C != 1) || tensors_.is_neg(given.x) ||
+    if ((x_view.strides[2] != 1 && features_ != 1) || tensors_.is_neg(given.x) ||
         (given.h0 && (!given.h0_view.is_contiguous() || tensors_.is_neg(given.h0))))
         return nb::borrow(Py_NotImplemented);
 
-    const bool keeps = makers_.size() > 5;
+    const bool keeps = makers_.size() > 4;
     const uintptr_t stream = stream_();
     uintptr_t to[kinds] = {};
     auto at = [&](const nb::object &tensor) { return tensors_.address(tensor.ptr()); };
@@ -95,20 +94,17 @@ nb::object Call::run(const Given &given, Workspace *kept) {
     const nb::object last = makers_[2]();
     nb::object nan, codes, space;
     if (keeps) {
-        nan = makers_[5]();
-        codes = makers_[6]();
+        nan = makers_[4]();
+        codes = makers_[5]();
         to[Call::nan] = at(nan);
         to[Call::codes] = at(codes);
     }
-    const Maker &make = makers_[keeps ? 3 : 4];
     if (kept) {
-        const int64_t size = sizes_.space + (keeps ? 0 : sizes_.codes);
-        space = kept->take(size, stream, make, tensors_, to[Call::space]);
+        space = kept->take(bytes_, stream, makers_[3], tensors_, to[Call::space]);
     } else {
-        space = make();
+        space = makers_[3]();
         to[Call::space] = at(space);
     }
-    if (!keeps) to[Call::codes] = to[Call::space] + static_cast<uintptr_t>(sizes_.space);
     to[Call::x] = x_view.address;
     if (given.h0) to[Call::h0] = given.h0_view.address;
     if (given.lengths) to[Call::lengths] = tensors_.address(given.lengths);
@@ -119,18 +115,27 @@ nb::object Call::run(const Given &given, Workspace *kept) {
     }
     to[Call::y] = at(y);
     to[Call::last] = at(last);
-    int status;
-    {
+    int status = 0;
+    // Locked without the GIL, which a thread that has the locks may wait for.
+    std::unique_lock<std::mutex> shared, own(mutex_, std::defer_lock);
+    for (size_t i = 0; i < steps_.size() && !status; ++i) {
+        if (!steps_[i].launches) {
+            steps_[i].product(space);
+            continue;
+        }
         // A full launch queue may wait for a host function that needs the GIL.
         nb::gil_scoped_release release;
-        std::unique_lock<std::mutex> shared;
-        if (kept) shared = std::unique_lock<std::mutex>(kept->mutex());
-        const std::lock_guard<std::mutex> own(mutex_);
-        move_input(x_view.address, x_view.strides[given.rows_first],
-                   x_view.strides[!given.rows_first]);
-        for (int kind = 0; kind < kinds; ++kind) fields_[kind]->move(to[kind]);
-        status = launches_.start(stream);
+        if (!own) {
+            if (kept) shared = std::unique_lock<std::mutex>(kept->mutex());
+            own.lock();
+            move_input(x_view.address, x_view.strides[given.rows_first],
+                       x_view.strides[!given.rows_first]);
+            for (int kind = 0; kind < kinds; ++kind) fields_[kind]->move(to[kind]);
+        }
+        status = steps_[i].launches->start(stream);
     }
+    if (shared) shared.unlock();
+    if (own) own.unlock();
     if (status) {
         fail_(status);
         throw std::runtime_error("a launch failed");

@@ -76,25 +76,25 @@ struct Packing {
 class Call {
  public:
     // Addresses of the arguments that describe x: its strides (step: between steps, next: between
-    // rows) and a flag for reading four elements at once. width: bytes of the flag; 0 without one.
-    // may: whether the flag can be set.
+    // rows), and an int32 that says whether four elements may be read at once, or 0.
     struct Input {
         uintptr_t step, next, fours;
-        int width;
-        bool may;
     };
-    struct Sizes {
-        int64_t T, N, C, space, codes;
+    // Launches, or a function of the workspace that multiplies matrices in it.
+    struct Step {
+        Launches *launches;
+        nanobind::object product;
     };
     // The tensors whose addresses the fields follow, in this order.
     enum { x, h0, lengths, y, last, nan, codes, space, sorted, unsorted, kinds };
 
-    // makers: of y, of y with rows first or packed rows, last, space, and space with codes; also of
-    // nan and codes if the call keeps what a backward needs.
+    // features: of x. bytes: of the workspace. makers: of y, of y with rows first or packed rows,
+    // last, and space; also of nan and codes if the call keeps what a backward needs.
     // fail: raises the error of a status. keep: owns the launches, their arguments and the fields.
-    Call(Launches &launches, const std::vector<Fields *> &fields, const std::vector<Input> &inputs,
-         const Sizes &sizes, std::vector<Maker> makers, const Tensors &tensors,
-         const CurrentStream &stream, nanobind::object fail, nanobind::object keep);
+    Call(std::vector<Step> steps, const std::vector<Fields *> &fields,
+         const std::vector<Input> &inputs, int64_t features, int64_t bytes,
+         std::vector<Maker> makers, const Tensors &tensors, const CurrentStream &stream,
+         nanobind::object fail, nanobind::object keep);
 
     struct Given {
         PyObject *x, *h0, *lengths;  // null if absent
@@ -114,10 +114,10 @@ class Call {
  private:
     void move_input(uintptr_t address, int64_t step, int64_t next);
 
-    Launches &launches_;
+    std::vector<Step> steps_;
     std::vector<Fields *> fields_;
     std::vector<Input> inputs_;
-    Sizes sizes_;
+    int64_t features_, bytes_;
     Tensors tensors_;
     std::vector<Maker> makers_;
     CurrentStream stream_;

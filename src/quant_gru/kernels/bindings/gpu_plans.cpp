@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/gpu_numbers.hpp"
 #include "bindings/plan_from_dict.hpp"
 #include "cuda/host/plans/gate_numbers.hpp"
 #include "cuda/host/plans/planner.hpp"
@@ -24,6 +25,21 @@
 namespace nb = nanobind;
 
 namespace quant_gru {
+
+nb::dict dict_of(const cuda::Macros &macros) {
+    nb::dict found;
+    for (const auto &[name, value] : macros) {
+        const bool is_number = value.find_first_not_of("0123456789") == std::string::npos;
+        found[name.c_str()] = is_number ? nb::cast(std::stoll(value)) : nb::cast(value);
+    }
+    return found;
+}
+
+nb::tuple grid_tuple(const cuda::Grid &grid) {
+    return nb::make_tuple(nb::make_tuple(grid.x, grid.y), grid.threads, grid.cluster,
+                          grid.shared_bytes, grid.early);
+}
+
 namespace {
 
 using cuda::Chip;
@@ -84,27 +100,11 @@ void make_form(Form *self, bool narrow, const std::string &real, bool words, int
     new (self) Form(form);
 }
 
-// Macros with numbers as such.
-nb::dict dict_of(const cuda::Macros &macros) {
-    nb::dict found;
-    for (const auto &[name, value] : macros) {
-        const bool is_number = value.find_first_not_of("0123456789") == std::string::npos;
-        found[name.c_str()] = is_number ? nb::cast(std::stoll(value)) : nb::cast(value);
-    }
-    return found;
-}
-
-// Blocks in x and y, threads, cluster, shared bytes, early.
-nb::tuple tuple_of(const cuda::Grid &grid) {
-    return nb::make_tuple(nb::make_tuple(grid.x, grid.y), grid.threads, grid.cluster,
-                          grid.shared_bytes, grid.early);
-}
-
 // Source, function, macros, and the grid.
 nb::tuple tuple_of(const cuda::Layout &layout) {
     const cuda::Kernel &kernel = layout.kernel;
     return nb::make_tuple(kernel.source, kernel.function, dict_of(kernel.macros),
-                          tuple_of(layout.grid));
+                          grid_tuple(layout.grid));
 }
 
 template <class Value>
@@ -310,6 +310,7 @@ void bind_selection(nb::module_ &m) {
         .def_rw("stationary", &ProjectionPolicy::stationary, nb::rv_policy::copy)
         .def_rw("stationary_rows", &ProjectionPolicy::stationary_rows)
         .def_rw("stationary_weights", &ProjectionPolicy::stationary_weights)
+        .def_rw("by_steps", &ProjectionPolicy::by_steps)
         .def_rw("overlaps", &ProjectionPolicy::overlaps)
         .def_rw("overlap_steps", &ProjectionPolicy::overlap_steps)
         .def_rw("overlap_work", &ProjectionPolicy::overlap_work)
@@ -331,7 +332,7 @@ void bind_selection(nb::module_ &m) {
         .def("chunks", &Overlap::chunks)
         .def("strips", &Overlap::strips)
         .def("grid", [](const Overlap &o, int64_t units, int64_t padded,
-                        int planes) { return tuple_of(o.grid(units, padded, planes)); })
+                        int planes) { return grid_tuple(o.grid(units, padded, planes)); })
         .def(nb::self == nb::self);
     nb::enum_<Projection>(m, "Method")
         .value("REALS_FEW_ROWS", Projection::reals_few)

@@ -12,6 +12,7 @@
 #include "bindings/cuda_backward.hpp"
 #include "bindings/cuda_call.hpp"
 #include "bindings/effects.hpp"
+#include "bindings/gpu_launches.hpp"
 #include "bindings/gpu_plans.hpp"
 #include "bindings/packed_rows.hpp"
 #include "bindings/prepared_call.hpp"
@@ -23,23 +24,27 @@ namespace nb = nanobind;
 namespace quant_gru {
 namespace {
 
-// Fields of Call::Input: addresses of strides and flag, width of the flag, whether it can be set.
-using InputNumbers = std::tuple<uintptr_t, uintptr_t, uintptr_t, int, bool>;
-// T, N, C, bytes of workspace, bytes of codes.
-using CallNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+// Fields of Call::Input.
+using InputNumbers = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
 
-void make_call(Call *self, Launches &launches, const std::vector<Fields *> &fields,
-               const std::vector<InputNumbers> &inputs, const CallNumbers &sizes,
-               const std::vector<nb::tuple> &makers, nb::handle tensor, int64_t device,
-               const nb::tuple &stream, nb::object fail, nb::object keep) {
+void make_call(Call *self, const std::vector<nb::object> &steps,
+               const std::vector<Fields *> &fields, const std::vector<InputNumbers> &inputs,
+               int64_t features, int64_t bytes, const std::vector<nb::tuple> &makers,
+               nb::handle tensor, int64_t device, const nb::tuple &stream, nb::object fail,
+               nb::object keep) {
     std::vector<Call::Input> found;
-    for (const auto &[step, next, fours, width, may] : inputs)
-        found.push_back({step, next, fours, width, may});
-    const auto &[T, N, C, space, codes] = sizes;
+    for (const auto &[step, next, fours] : inputs) found.push_back({step, next, fours});
+    std::vector<Call::Step> all;
+    for (const nb::object &each : steps) {
+        if (nb::isinstance<Launches>(each))
+            all.push_back({nb::cast<Launches *>(each), {}});
+        else
+            all.push_back({nullptr, each});
+    }
     std::vector<Maker> made;
     for (const nb::tuple &each : makers) made.emplace_back(each[0], nb::cast<nb::tuple>(each[1]));
     new (self)
-        Call(launches, fields, found, {T, N, C, space, codes}, std::move(made),
+        Call(std::move(all), fields, found, features, bytes, std::move(made),
              Tensors(tensor, device), CurrentStream(stream), std::move(fail), std::move(keep));
 }
 
@@ -139,6 +144,7 @@ NB_MODULE(_native, m) {
     bind_cpu(m);
     bind_effects(m);
     bind_gpu_plans(m);
+    bind_gpu_launches(m);
     nb::class_<WeightGuard>(m, "WeightGuard")
         .def(nb::init<const nb::handle &, const nb::sequence &, nb::object>(), nb::arg(), nb::arg(),
              nb::arg().none())

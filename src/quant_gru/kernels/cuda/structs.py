@@ -29,12 +29,6 @@ def _all(kind: Any, names: str) -> dict[str, Any]:
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
-SequenceC = structure(
-    "SequenceC",
-    **_all(_POINTER, "x h0 out last lengths workspace"),
-    **_all(_INT, "x_kind h_kind T N C H reverse"),
-    held=_POINTER,
-)
 MatrixC = structure(
     "MatrixC",
     **_all(_POINTER, "codes bias M k m"),
@@ -69,47 +63,6 @@ CELL_C = {
     )
     for name, real in _REAL.items()
 }
-GenericC = structure("GenericC", s=SequenceC, W=MatrixC, R=MatrixC, cell=CELL_C["double"])
-ProjectC = structure(
-    "ProjectC",
-    s=SequenceC,
-    W=MatrixC,
-    **_all(_POINTER, "folded product bytes Wx"),
-    **_all(_INT, "planes_x planes_W columns padded_C x_offset NB tiles groups wide"),
-)
-DivisionC = structure(
-    "DivisionC", **_all(ctypes.c_float, "scale inverse least most"), exact=ctypes.c_int32
-)
-_PROJECTED = {
-    **_all(_POINTER, "weights folded m folded_bytes m_float exact_float Wx"),
-    **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
-}
-ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
-ProjectPassingC = structure(
-    "ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT, counts=_POINTER, stretch=_INT
-)
-ProjectRealsC = structure(
-    "ProjectRealsC",
-    **_PROJECTED,
-    **_all(_POINTER, "real nan"),
-    **_all(_INT, "step next C nan_stride parts zero"),
-    division=DivisionC,
-    fours=_INT,
-)
-ProjectFewC = structure(
-    "ProjectFewC",
-    **_all(_POINTER, "real nan Wx weights"),
-    **_all(_INT, "step next N C H padded nan_stride NB tiles groups wide"),
-    division=DivisionC,
-    W=MatrixC,
-    fours=_INT,
-)
-RealBoundaryC = structure(
-    "RealBoundaryC",
-    **_all(_POINTER, "h0 values last last_nan h0_nan nan finite"),
-    **_all(_INT, "next stride"),
-    **_all(ctypes.c_float, "scale lo hi"),
-)
 LimitsC = structure("LimitsC", **_all(ctypes.c_float, "less top"))
 BeforeC = structure("BeforeC", **_all(ctypes.c_float, "early late offset"))
 SaturatedC = structure(
@@ -117,59 +70,6 @@ SaturatedC = structure(
     **_all(LimitsC, "Rh rRh old_contrib new_contrib"),
     **_all(BeforeC, "z r g"),
     **_all(ctypes.c_float, "rest rest_offset of_z of_left h_old h_new h_offset"),
-)
-RECURRENT_C = {
-    name: structure(
-        f"Recurrent_{name}",
-        s=SequenceC,
-        **_all(_POINTER, "weights Wx bias m exact_float"),
-        cell=CELL_C[name],
-        boundary=RealBoundaryC,
-        saturated=SaturatedC,
-        counts=_POINTER,
-    )
-    for name in _REAL
-}
-STEP_C = {
-    name: structure(
-        f"Step_{name}",
-        s=SequenceC,
-        **_all(_POINTER, "m folded product bytes Wx"),
-        **_all(_INT, "planes_h planes_R columns padded_H groups wide t before"),
-        cell=CELL_C[name],
-    )
-    for name in _REAL
-}
-
-TargetC = structure(
-    "TargetC",
-    **_all(_POINTER, "codes bytes nan"),
-    **_all(_INT, "kind planes padded x_offset T N features nan_stride"),
-    counts=_POINTER,
-    stretches=_INT,
-)
-FlagsC = structure(
-    "FlagsC",
-    nan=_POINTER,
-    **_all(_POINTER * 2, "h0_nan finite"),
-    **_all(_INT, "T stride"),
-)
-QuantizeInputC = structure(
-    "QuantizeInputC",
-    to=TargetC,
-    real=_POINTER,
-    **_all(_INT, "step next zero"),
-    **_all(ctypes.c_float, "scale lo hi"),
-    division=DivisionC,
-    fours=ctypes.c_int32,
-)
-RequantizeLayersC = structure(
-    "RequantizeLayersC",
-    to=TargetC,
-    below=FlagsC,
-    codes=_POINTER * 2,
-    **_all(_INT * 2, "kind zero M k"),
-    **_all(_INT, "H directions lo hi out_zero"),
 )
 OperandC = structure(
     "OperandC",

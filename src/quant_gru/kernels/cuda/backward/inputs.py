@@ -13,7 +13,7 @@ from kernel_runtime.cuda.streams import made_on
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.integer.plan import CellPlan, WeightPart
-from quant_gru.kernels.cuda.forward.executor import numbers_of
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 _LARGEST_HALF = 30000.0
 # by device; never freed, since captured graphs read them

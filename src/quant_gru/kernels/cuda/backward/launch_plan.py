@@ -16,7 +16,7 @@ from quant_gru.kernels.cuda.backward.buffers import FEWEST_ROWS, Sizes
 from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, multiply_into
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision, weights_of
 from quant_gru.kernels.cuda.backward.stages import Stages
-from quant_gru.kernels.cuda.projection.int_mm import multiply_bytes
+from quant_gru.kernels.cuda.forward.planned_launches import multiply_bytes
 
 
 class Schedule:

@@ -25,7 +25,7 @@ from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision
 from quant_gru.kernels.cuda.backward.time_chunks import steps_of
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.boundary.gradient_border import Given
-from quant_gru.kernels.cuda.forward.executor import numbers_of
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 _MOST_KINDS = 64
 _KEPT_BYTES = 8 << 20

@@ -1,18 +1,17 @@
-"""Layers of a call: their directions, the launches that directions share, and their outputs."""
+"""One layer and direction as native code reads it: numbers, and the addresses of its arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from kernel_runtime.cuda.workspace import Memory
+from torch import Tensor
+
 from quant_gru.integer.plan import CellPlan
-from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernels._native import Form
-from quant_gru.kernels.cuda.forward.executor import numbers_of
-from quant_gru.kernels.cuda.plan.tensors import Numbers
-from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.plan.structure import planes_of
+from quant_gru.kernels.cuda.plan.tensors import Numbers, numbers_of
 
 
 class Cell:
@@ -23,77 +22,88 @@ class Cell:
         between: The weighted sums that requantize codes of the lower layer, by direction.
     """
 
-    def __init__(self, plan: CellPlan, between: Sequence[WeightedSum]) -> None:
+    def __init__(self, plan: CellPlan, between: Sequence[WeightedSum] = ()) -> None:
         self.numbers: Numbers = numbers_of(plan)
-        self.x, self.h = plan.x, plan.h
         self.finite = plan.weights.finite.contiguous()
-        self.between = between
+        self._between = [(int(each.shift), int(each.multipliers[0])) for each in between]
 
-    def reads_as(self, other: Cell) -> bool:
-        """Return whether both cells read the same input codes."""
-        return self.x == other.x and all(
-            int(u.multipliers[0]) == int(v.multipliers[0]) and int(u.shift) == int(v.shift)
-            for u, v in zip(self.between, other.between, strict=True)
+    def native(self, keep: list[Any]) -> _native.CellNumbers:
+        """Return the cell as an argument of `_native.launches_of`.
+
+        Args:
+            keep: Receives the owners of all memory whose addresses the launches have.
+        """
+        n = self.numbers
+        keep += [n, self.finite]
+        return (
+            n.frozen.native,
+            n.form,
+            (n.C, n.H),
+            (n.W_bits, n.R_bits),
+            n.frozen.places,
+            self._between,
+            Arrays(n, self.finite, keep),
         )
 
 
-class Group(NamedTuple):
-    """The directions of a layer that share a launch of the recurrence.
-
-    Attributes:
-        cells: The directions.
-        form: The form of the launch.
-        shape: The layout of the launch on the GPU.
-    """
-
-    cells: Sequence[Cell]
-    form: Form
-    shape: planner.Shape
-
-
-class LayerOutput:
-    """A layer's directions, and the offsets of its codes and NaN flags in memory.
+class Arrays:
+    """Addresses of a cell's arrays, which are created when native code asks for them.
 
     Args:
-        cells: Its directions.
-        nan: Offset of the flags of input rows with NaN.
-
-    Attributes:
-        out: Offset of the states' codes, by direction.
-        h0_nan: Offset of the flags of h0 rows with NaN, by direction; empty without h0.
+        numbers: The numbers of the cell.
+        finite: Whether its weights are finite.
+        keep: Receives the arrays.
     """
 
-    def __init__(self, cells: Sequence[Cell], nan: int) -> None:
-        self.cells, self.nan = cells, nan
-        self.out: list[int] = []
-        self.h0_nan: list[int] = []
+    def __init__(self, numbers: Numbers, finite: Tensor, keep: list[Any]) -> None:
+        self._numbers, self._finite, self._keep = numbers, finite, keep
 
-    def fill_flags(self, flags: Any, memory: Memory, T: int) -> None:
-        """Set the arguments that point the next layer to this layer's NaN flags.
+    def _address(self, tensor: Tensor) -> int:
+        self._keep.append(tensor)
+        return tensor.data_ptr()
 
-        Args:
-            flags: The arguments.
-            memory: The memory of the NaN flags.
-            T: Steps.
-        """
-        memory.point(flags, "nan", self.nan)
-        for d, cell in enumerate(self.cells):
-            flags.finite[d] = cell.finite.data_ptr()
-            if self.h0_nan:
-                memory.point(flags, "h0_nan", self.h0_nan[d], d)
-        flags.T, flags.stride = T, padded_steps(T)
+    def finite(self) -> int:
+        """Whether weights are finite."""
+        return self._address(self._finite)
 
+    def exact_W(self) -> int:
+        """`Numbers.exact_float` of W x."""
+        return self._address(self._numbers.exact_float[0])
 
-def by_direction(layer: Sequence[Group]) -> list[tuple[Cell, planner.Shape]]:
-    """Return the directions of a layer, each with the shape of its recurrence."""
-    return [(cell, group.shape) for group in layer for cell in group.cells]
+    def exact_R(self) -> int:
+        """`Numbers.exact_float` of R h."""
+        return self._address(self._numbers.exact_float[1])
 
+    def multipliers_R(self) -> int:
+        """`Numbers.multipliers` of R h."""
+        return self._address(self._numbers.multipliers[1])
 
-def padded_steps(T: int) -> int:
-    """Return the bytes of NaN flags per row: T padded to a multiple of 4."""
-    return -(-T // 4) * 4
+    def tiles(self) -> int:
+        """`Numbers.tiles`."""
+        return self._address(self._numbers.tiles)
 
+    def W(self) -> bytes:
+        """`Numbers.W`."""
+        return bytes(self._numbers.W)
 
-def scale_of(q: Quantizer) -> tuple[float, int, int]:
-    """Return a quantizer's scale, and its limits less its zero point."""
-    return q.scale, q.lo - q.zero_point, q.hi - q.zero_point
+    def transposed(self) -> tuple[bytes, bytes]:
+        """`Numbers.transposed`."""
+        W, R = self._numbers.transposed
+        return bytes(W), bytes(R)
+
+    def gemm(self, which: int) -> tuple[int, int, int, int, int]:
+        """`Numbers.gemm` of W (0) or R (1): addresses, columns, padded features, and planes."""
+        weights, folded = self._numbers.gemm[which]
+        padded, columns = weights.shape
+        bits = (self._numbers.W_bits, self._numbers.R_bits)[which]
+        return self._address(weights), self._address(folded), columns, padded, planes_of(bits)
+
+    def bytes(self) -> tuple[int, int, int, int, int]:
+        """Weights, folded biases and multipliers of a projection of bytes; padded features."""
+        n = self._numbers
+        weights, folded = n.gemm[0]
+        return (*map(self._address, (weights, folded, *n.of_bytes)), weights.shape[0])
+
+    def fragments(self, features: int, units: int) -> tuple[int, ...]:
+        """`Numbers.fragments`."""
+        return tuple(map(self._address, self._numbers.fragments(features, units)))

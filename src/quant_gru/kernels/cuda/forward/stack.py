@@ -14,9 +14,9 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.forward.executor import numbers_of
-from quant_gru.kernels.cuda.forward.launch_plan import Schedule, schedule_of
+from quant_gru.kernels.cuda.forward.launch_plan import Schedule, planned
 from quant_gru.kernels.cuda.forward.layer import Cell
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 _MOST_SCHEDULES = 64
 _KEPT_BYTES = 8 << 20
@@ -157,7 +157,9 @@ class Stack:
         if schedule is _MISSING:
             schedule = None
             if T and N:
-                schedule = schedule_of(self.machine, self.layers, T, N, form, keeps)
+                given = (self.machine, self.layers, T, N, form, keeps)
+                plan = planned(*given)
+                schedule = None if plan is None else Schedule(*given, plan)
             if not capturing(self.device):
                 if len(self._schedules) >= _MOST_SCHEDULES:
                     self._schedules.clear()
@@ -207,7 +209,7 @@ class Stack:
         form = CallForm.of(x, h0, dtype, packing)
         # there is no entry for a call that ran during graph capture
         schedule = self._schedules.get((T, N, form, lengths is not None, False))
-        if schedule is not None and schedule.call is not None:
+        if schedule is not None:
             states = -1 if h0 is None else FLOATS[h0.dtype]
             rows = 2 if packing is not None else int(lengths is not None)
             call.add((T, N, FLOATS[x.dtype], states, rows), schedule.call)

@@ -2,42 +2,17 @@
 #pragma once
 
 #include <array>
-#include <map>
-#include <mutex>
+#include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "cuda/host/plans/gate_numbers.hpp"
 #include "cuda/host/plans/projection.hpp"
-#include "cuda/host/runtime.hpp"
 
 namespace quant_gru::cuda {
 
-// The numbers of one layer and direction, and how codes of the layer below become its input: a sum
-// of one term for each direction of that layer. The owner of the numbers outlives this object.
-struct CellInput {
-    CellNumbers numbers;
-    std::vector<SumNumbers> between;
-};
-
-// Arrays on a GPU that live as long as this object.
-class Arrays {
- public:
-    explicit Arrays(Device &device) : device_(device) {}
-
-    template <class T>
-    Address add(const std::vector<T> &values) {
-        return add(values.data(), values.size() * sizeof(T));
-    }
-    Address add(const void *values, size_t bytes);
-
-    // The same without contents.
-    Address reserve(size_t bytes);
-
- private:
-    Device &device_;
-    std::vector<Memory> memory_;
-};
+constexpr int64_t padded_features(int64_t features) { return (features + 15) / 16 * 16; }
 
 // R as operands of the matrix instruction, for a shape of the recurrence.
 struct Fragments {
@@ -57,11 +32,15 @@ struct GemmWeights {
     int planes;                      // bytes of a weight
 };
 
+// One layer and direction. Derived classes hold its arrays, and may create them when they are asked
+// for.
 class Cell {
  public:
-    Cell(Device &device, const CellInput &input);
+    virtual ~Cell() = default;
+    Cell(const Cell &) = delete;
+    Cell &operator=(const Cell &) = delete;
 
-    // The zero point of x is one of its codes.
+    // The zero point of x is one of its codes. Arrays are those of derived classes.
     const CellNumbers &numbers() const { return n_; }
     // The quantizer of real values of x, whose zero point may be no code.
     const QuantizerNumbers &border() const { return border_; }
@@ -79,64 +58,62 @@ class Cell {
     }
     bool projects_bytes() const { return projection(1, 1, {}).projects_bytes(); }
 
+    // How codes of the layer below become the input: a sum of one term for each direction.
     const std::vector<SumNumbers> &between() const { return between_; }
-    // M / 2^k of R h, (3H).
-    Address multipliers_R() const { return matrices_[1].m; }
-    Address finite() const { return finite_; }
-    Address exact_W() const { return exact_[0]; }
-    Address exact_R() const { return exact_[1]; }
-
-    // W (3H, C) with the numbers of its rows.
-    const MatrixC &W() const { return matrices_[0]; }
-
-    // W and R transposed as int32, for the kernel of wide integers. Created at the first use.
-    const std::array<MatrixC, 2> &transposed();
-
-    // Operands of byte products for W (0) or R (1). Created at the first use.
-    const GemmWeights &gemm(int which);
 
     // Whether int32 holds sums of byte products of that many features.
     static bool sums_fit(int64_t features) { return features < int64_t{1} << 17; }
 
-    // Only if `projects_bytes`.
-    const ByteWeights &bytes() const { return bytes_; }
-
-    // The same weights in the layout of wgmma_pingpong.cuh. Created at the first use.
-    Address tiles();
-
-    const Fragments &fragments(int64_t features, int64_t units);
-
     // The gate arithmetic of a launch.
     template <class Real>
     CellC<Real> gates() const {
-        return gates_.cell<Real>(places_);
+        return gates_->cell<Real>(places_);
     }
-    const SaturatedC &saturated() const { return *gates_.saturated; }
-    const GateTables &tables() const { return gates_.tables; }
+    const SaturatedC &saturated() const { return *gates_->saturated; }
+    const GateTables &tables() const { return gates_->tables; }
+
+    // M / 2^k of R h, (3H).
+    virtual Address multipliers_R() const = 0;
+    virtual Address finite() const = 0;   // whether weights are
+    virtual Address exact_W() const = 0;  // flags, see Numbers.exact_float in Python
+    virtual Address exact_R() const = 0;
+
+    // W (3H, C) with the numbers of its rows.
+    virtual MatrixC W() const = 0;
+
+    // W and R transposed as int32, for the kernel of wide integers.
+    virtual std::array<MatrixC, 2> transposed() = 0;
+
+    // Operands of byte products for W (0) or R (1).
+    virtual GemmWeights gemm(int which) = 0;
+
+    // Only if `projects_bytes`.
+    virtual ByteWeights bytes() const = 0;
+
+    // The same weights in the layout of wgmma_pingpong.cuh.
+    virtual Address tiles() = 0;
+
+    virtual Fragments fragments(int64_t features, int64_t units) = 0;
+
+ protected:
+    Cell(const CellNumbers &numbers, std::shared_ptr<const GateNumbers> gates, const Form &form,
+         std::vector<SumNumbers> between)
+        : n_(numbers),
+          border_(numbers.x),
+          gates_(std::move(gates)),
+          form_(form),
+          between_(std::move(between)) {
+        n_.x = n_.x.inner();
+    }
+
+    CellNumbers n_;
+    const QuantizerNumbers border_;
+    const std::shared_ptr<const GateNumbers> gates_;
+    std::array<TableAddresses, 3> places_{};
+    const Form form_;
 
  private:
-    MatrixC matrix(int which);
-    void add_bytes();
-    std::array<int32_t, 2> exact_of_W() const;
-    std::array<int32_t, 2> exact_of_R() const;
-    Fragments packed(int64_t features, int64_t units);
-
-    Arrays arrays_;
-    const QuantizerNumbers border_;
-    GateNumbers gates_;
-    const CellNumbers &n_;  // its arrays are those of the input
     std::vector<SumNumbers> between_;
-    std::array<TableAddresses, 3> places_{};
-    Form form_;
-    std::array<std::vector<double>, 2> m_;  // multipliers of W x and R h, (3H)
-    std::array<MatrixC, 2> matrices_{}, transposed_{};
-    std::array<Address, 2> exact_{};
-    ByteWeights bytes_{};
-    std::array<GemmWeights, 2> gemm_{};
-    Address tiles_ = 0;
-    Address finite_ = 0;
-    std::mutex mutex_;  // guards what is created later
-    std::map<std::pair<int64_t, int64_t>, Fragments> fragments_;
 };
 
 }  // namespace quant_gru::cuda

@@ -3,8 +3,8 @@
 #   add_quant_gru_plans(TARGET)
 #   add_quant_gru_host(TARGET EMBEDDED)
 #
-# The plans are forms, tables, and layouts of launches: numbers only. The rest of the host prepares launches and starts
-# them. EMBEDDED is the file with the texts of CUDA sources, see kernel_runtime/native/sources.hpp; whoever links the
+# The plans are forms, tables, layouts, and the launches of calls whose memory and arrays others own. The rest of the host
+# owns both, and starts the launches. EMBEDDED is the file with the texts of CUDA sources, see kernel_runtime/native/sources.hpp; whoever links the
 # host defines what kernel_runtime/native/embedder.hpp declares. Both need the numbers of cells, which add_quant_gru_core
 # compiles.
 
@@ -13,13 +13,15 @@ set(QUANT_GRU_RUNTIME ${CMAKE_CURRENT_LIST_DIR}/../../../../kernel_runtime/nativ
 
 function(add_quant_gru_plans target)
   set(plans cell_form gate_numbers gate_tables planner projection saturating)
-  list(TRANSFORM plans PREPEND ${QUANT_GRU_HOST}/plans/)
+  list(TRANSFORM plans PREPEND plans/)
+  list(APPEND plans fast_layers general_layers launches projections recurrences)
+  list(TRANSFORM plans PREPEND ${QUANT_GRU_HOST}/)
   list(TRANSFORM plans APPEND .cpp)
   add_library(${target} OBJECT ${plans})
 endfunction()
 
 function(add_quant_gru_host target embedded)
-  set(host call cell fast_layers general_layers projections steps)
+  set(host call uploaded_cell)
   list(TRANSFORM host PREPEND ${QUANT_GRU_HOST}/)
   set(runtime compiler cubin_cache device driver sha256 shared_library)
   list(TRANSFORM runtime PREPEND ${QUANT_GRU_RUNTIME}/)

@@ -28,6 +28,7 @@ class FrozenNumbers:
 
     Attributes:
         native: The same in native code, which derives them.
+        places: Addresses of the tables of z, r and g, see `GateNumbers.cell`.
         cells: 'float' and 'double' -> the arithmetic as kernels read it.
         saturated: The constants of saturating.cuh; None if that arithmetic would not be exact.
     """
@@ -36,9 +37,10 @@ class FrozenNumbers:
         self._keep: list[Tensor] = []
         self.native = GateNumbers(pack_gates(frozen))
         tables = [frozen.tables[name] for name in _TABLES]
-        places = [self._places(*each) for each in zip(tables, self.native.tables(), strict=True)]
+        made = zip(tables, self.native.tables(), strict=True)
+        self.places = [self._places(*each) for each in made]
         self.cells: dict[str, Any] = {
-            real: kind.from_buffer_copy(self.native.cell(real, places))
+            real: kind.from_buffer_copy(self.native.cell(real, self.places))
             for real, kind in CELL_C.items()
         }
         saturated = self.native.saturated()
@@ -58,12 +60,6 @@ class FrozenNumbers:
         tensor = tensor.contiguous()
         self._keep.append(tensor)
         return tensor.data_ptr()
-
-    def fill(self, record: Any, form: Form) -> None:
-        """Set the gate arithmetic in the arguments of a recurrence launch."""
-        record.cell = self.cells[form.recurrence.real]
-        if form.saturated:
-            record.saturated = self.saturated
 
 
 _frozen: weakref.WeakKeyDictionary[FrozenPart, FrozenNumbers] = weakref.WeakKeyDictionary()

@@ -5,6 +5,7 @@ Numbers that depend on weights stay in device tensors. The structures hold addre
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.streams import made_on
-from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.integer.weights import power_of_two
 from quant_gru.kernels.cuda.plan.structure import (
@@ -29,6 +30,9 @@ from quant_gru.kernels.cuda.structs import KINDS, MatrixC
 
 _LONG = 512  # features; with about three times as many, typical sums of two planes exceed int32
 
+
+# Numbers are kept as long as the weight part that they were derived from.
+_packed: weakref.WeakKeyDictionary[Any, tuple[Any, Numbers]] = weakref.WeakKeyDictionary()
 
 # properties that hold derived tensors; each one comes after the properties that it depends on
 DERIVED = ("multipliers", "_columns", "gemm", "tiles", "exact_float", "of_bytes")
@@ -179,6 +183,11 @@ class Numbers:
         return self._widths[0]
 
     @property
+    def R_bits(self) -> int:
+        """Width of codes of R."""
+        return self._widths[1]
+
+    @property
     def padded_C(self) -> int:
         """Padded number of input features in `gemm`."""
         return _padded(self.C)
@@ -323,6 +332,24 @@ class Numbers:
         bias[:, :H] = folded.to(torch.float64)
         m[:, :H] = self.multipliers[1].reshape(3, H)
         return fragments, bias, m
+
+
+def numbers_of(plan: CellPlan) -> Numbers:
+    """Return the numbers of a plan, which are created at their first use."""
+    kept = _packed.get(plan.weights)
+    if kept is not None and kept[0]() is plan.frozen:
+        return kept[1]
+    numbers = Numbers(plan)
+    if not capturing(plan.weights.W.device):
+        # a captured graph computes nothing before its replay
+        _packed[plan.weights] = (weakref.ref(plan.frozen), numbers)
+    return numbers
+
+
+def kept_numbers(part: WeightPart) -> Numbers | None:
+    """Return the cached numbers of a weight part, or None."""
+    kept = _packed.get(part)
+    return None if kept is None else kept[1]
 
 
 def _multipliers(each: WeightedSum) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,9 @@ from quant_gru.integer.plan import FrozenPart, WeightPart, bias_limit, bias_shif
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import code_limits
 from quant_gru.integer.weighted_sum import significant_bits
-from quant_gru.kernels.cuda.forward.executor import kept_numbers
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import byte_offset, planes_of
-from quant_gru.kernels.cuda.plan.tensors import Numbers
+from quant_gru.kernels.cuda.plan.tensors import Numbers, kept_numbers
 from quant_gru.kernels.cuda.structs import KINDS, WeightsC
 
 Given = tuple[tuple[int, torch.dtype | None], ...]

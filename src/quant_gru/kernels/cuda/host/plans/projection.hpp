@@ -174,6 +174,7 @@ struct ProjectionPolicy {
     bool overlaps = true;              // recurrences may start before their projections end
     int64_t overlap_steps = 64;        // from which an overlap pays
     int64_t overlap_work = 4'000'000;  // rows * units, if x would be projected from real values
+    bool by_steps = false;             // recurrences run step by step even if weights fit registers
     double overlap_share = 0.9;  // the largest ratio of the projection's time to the recurrence's
 };
 

@@ -1,5 +1,4 @@
-// The structs that kernels take as arguments, with the fields of the CUDA sources. A test compares
-// every offset with the Python package's description of the same structs.
+// The structs that kernels take as arguments, with the fields of the CUDA sources.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "cuda/host/cell.hpp"
+#include "cuda/host/uploaded_cell.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -52,14 +52,15 @@ Address Arrays::reserve(size_t bytes) {
     return memory_.back().address();
 }
 
-Cell::Cell(Device &device, const CellInput &input)
-    : arrays_(device),
-      border_(input.numbers.x),
-      gates_(inside(input.numbers)),
-      n_(gates_.numbers),
-      between_(input.between) {
+UploadedCell::UploadedCell(Device &device, const CellInput &input)
+    : UploadedCell(device, input, std::make_shared<const GateNumbers>(inside(input.numbers))) {}
+
+UploadedCell::UploadedCell(Device &device, const CellInput &input,
+                           std::shared_ptr<const GateNumbers> gates)
+    : Cell(input.numbers, gates, gates->form(device.has_clusters()), input.between),
+      arrays_(device) {
     for (size_t i = 0; i < 3; ++i) {
-        const TableNumbers &t = gates_.table(i);
+        const TableNumbers &t = gates_->table(i);
         TableAddresses &to = places_[i];
         if (!tables()[i].direct.empty()) to.direct = arrays_.add(tables()[i].direct);
         if (!tables()[i].lines.empty()) to.lines = arrays_.add(tables()[i].lines);
@@ -67,7 +68,6 @@ Cell::Cell(Device &device, const CellInput &input)
         to.coefficients = arrays_.add(
             t.coefficients, static_cast<size_t>(t.segments * (t.degree + 1)) * sizeof(int64_t));
     }
-    form_ = gates_.form(device.has_clusters());
     for (int which = 0; which < 2; ++which) {
         const MatrixNumbers &w = weights_of(n_, which);
         auto &m = m_[static_cast<size_t>(which)];
@@ -88,7 +88,7 @@ Cell::Cell(Device &device, const CellInput &input)
         arrays_.add(n_.W.codes, count * static_cast<size_t>(container_bytes(n_.W.kind)));
 }
 
-MatrixC Cell::matrix(int which) {
+MatrixC UploadedCell::matrix(int which) {
     const MatrixNumbers &w = weights_of(n_, which);
     const QuantizerNumbers &operand = operand_of(n_, which), &out = result_of(n_, which);
     const auto bytes = static_cast<size_t>(3 * H()) * sizeof(int64_t);
@@ -105,7 +105,7 @@ MatrixC Cell::matrix(int which) {
     return c;
 }
 
-const std::array<MatrixC, 2> &Cell::transposed() {
+std::array<MatrixC, 2> UploadedCell::transposed() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (transposed_[0].codes) return transposed_;
     for (int which = 0; which < 2; ++which) {
@@ -124,7 +124,7 @@ const std::array<MatrixC, 2> &Cell::transposed() {
 }
 
 // The flags of Numbers.exact_float in Python, for W x.
-std::array<int32_t, 2> Cell::exact_of_W() const {
+std::array<int32_t, 2> UploadedCell::exact_of_W() const {
     const bool two = x_planes() == 2, long_sums = two && C() > 512;
     const int64_t lo = n_.Wx.lo() - n_.Wx.zero;
     const auto added = static_cast<double>(lo % 2 ? lo + 127 : -128 - lo);
@@ -157,7 +157,7 @@ std::array<int32_t, 2> Cell::exact_of_W() const {
 }
 
 // The flags of Numbers.exact_float in Python, for R h.
-std::array<int32_t, 2> Cell::exact_of_R() const {
+std::array<int32_t, 2> UploadedCell::exact_of_R() const {
     const int64_t middle = (H() + 127) / 128 * 64;
     std::array<int32_t, 2> all{1, 1};
     for (int64_t row = 0; row < 3 * H(); ++row) {
@@ -189,7 +189,7 @@ std::array<int32_t, 2> Cell::exact_of_R() const {
     return all;
 }
 
-void Cell::add_bytes() {
+void UploadedCell::add_bytes() {
     const int64_t rows = 3 * H(), columns = (rows + 15) / 16 * 16;
     bytes_.padded = (std::max<int64_t>(C(), 1) + 15) / 16 * 16;
     std::vector<int8_t> weights(static_cast<size_t>(columns * bytes_.padded));
@@ -213,7 +213,7 @@ void Cell::add_bytes() {
     bytes_.m_float = arrays_.add(m_float);
 }
 
-const GemmWeights &Cell::gemm(int which) {
+GemmWeights UploadedCell::gemm(int which) {
     const std::lock_guard<std::mutex> lock(mutex_);
     GemmWeights &g = gemm_[static_cast<size_t>(which)];
     if (g.weights) return g;
@@ -253,7 +253,7 @@ const GemmWeights &Cell::gemm(int which) {
 
 // Bytes [tile of 64 units][panel of 128 features][gate][unit][16 bytes], where the place of 16
 // bytes is combined with the unit by XOR.
-Address Cell::tiles() {
+Address UploadedCell::tiles() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (tiles_) return tiles_;
     const int64_t tiles = (H() + 63) / 64, panels = (C() + 127) / 128;
@@ -271,7 +271,7 @@ Address Cell::tiles() {
     return tiles_ = arrays_.add(bytes);
 }
 
-const Fragments &Cell::fragments(int64_t features, int64_t units) {
+Fragments UploadedCell::fragments(int64_t features, int64_t units) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto [found, is_new] = fragments_.try_emplace({features, units});
     if (is_new) found->second = packed(features, units);
@@ -280,7 +280,7 @@ const Fragments &Cell::fragments(int64_t features, int64_t units) {
 
 // Bytes in the order [plane][group of 16 units][block of 64 features][j][gate][half][row8][lane8]
 // [quad][i], for unit 16 group + 8 row8 + lane8 and feature 64 block + 16 quad + 8 j + 4 half + i.
-Fragments Cell::packed(int64_t features, int64_t units) {
+Fragments UploadedCell::packed(int64_t features, int64_t units) {
     const int planes = form_.weight_bytes;
     const int64_t blocks = features / 64, plane_bytes = 3 * units * features;
     std::vector<int8_t> bytes(static_cast<size_t>(planes * plane_bytes));

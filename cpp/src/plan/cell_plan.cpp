@@ -112,7 +112,8 @@ void build_tables(CellParameters &cell) {
     for (size_t i = 0; i < 3; ++i) {
         const auto [out, pre] = tables[i];
         cell.tables[i] = build_table(out, cell.quantizer(pre), cell.quantizer(out),
-                                     cell.config.activation, cell.config.segments);
+                                     cell.config.activation, cell.config.segments,
+                                     cell.config.rounding);
     }
 }
 

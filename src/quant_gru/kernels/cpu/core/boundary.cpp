@@ -79,13 +79,16 @@ void requantize_row(Requantizer r, const From *from, int64_t n, To *to) {
     }
 }
 
+// codes have up to 32 bits and multipliers 24
+inline int64_t in_integers(const Requantizer &r, int64_t code) {
+    return qg_round_by((code - r.from_zero) * r.M, r.k, r.rule, 24);
+}
+
 template <class From, class To>
 void requantize_wide_row(Requantizer r, const From *from, int64_t n, To *to) {
     const auto lo = static_cast<int64_t>(r.lo), hi = static_cast<int64_t>(r.hi);
     for (int64_t i = 0; i < n; ++i) {
-        // codes have up to 32 bits and multipliers 24
-        const int64_t v = (static_cast<int64_t>(from[i]) - r.from_zero) * r.M;
-        to[i] = static_cast<To>(qg_clamp(qg_round(v, r.k), lo, hi) + r.to_zero);
+        to[i] = static_cast<To>(qg_clamp(in_integers(r, from[i]), lo, hi) + r.to_zero);
     }
 }
 
@@ -125,8 +128,10 @@ void mask_requantized(const Requantizer &r, const void *codes, int64_t count, in
     typed(r.from, codes, [&](const auto *from) {
         for (int64_t row = 0; row < count; ++row, from += n, grad += grad_row)
             for (int64_t i = 0; i < n; ++i) {
-                const double v =
-                    rounded(r.m, from_zero, static_cast<int32_t>(from[i]), r.lo - 1, r.hi + 1);
+                const auto code = static_cast<int32_t>(from[i]);
+                const double v = r.narrow
+                                     ? rounded(r.m, from_zero, code, r.lo - 1, r.hi + 1)
+                                     : static_cast<double>(in_integers(r, from[i]));
                 grad[i] *= v >= r.lo && v <= r.hi ? 1.f : 0.f;
             }
     });

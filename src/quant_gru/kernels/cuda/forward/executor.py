@@ -197,9 +197,8 @@ def _run_generic(call: _Call, machine: Machine) -> None:
     _, N, _ = call.x.shape
     space = torch.empty((N, 2, numbers.H), dtype=torch.int64, device=call.x.device)
     W, R = numbers.transposed
-    kernel = Kernel.of(
-        "recurrence/wide_integers", "generic", {"QG_WORDS": 1, **numbers.form.products}
-    )
+    macros = {"QG_WORDS": 1, "QG_RULE": numbers.rule, **numbers.form.products}
+    kernel = Kernel.of("recurrence/wide_integers", "generic", macros)
     one = GenericC(call.sequence(space), W, R, numbers.frozen.cells["double"])
     machine.launch(kernel, Grid((N, 1), _THREADS), (GenericC * 2)(one, one))
 

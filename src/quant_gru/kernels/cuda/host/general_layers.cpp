@@ -28,8 +28,6 @@ struct DequantizeC {
     float scale;
 };
 
-Kernel border(const char *function) { return {"boundary/wide_border", function, kPlain}; }
-
 class GeneralLayers {
  public:
     explicit GeneralLayers(Launches &to)
@@ -66,6 +64,14 @@ class GeneralLayers {
         to_.point(place_of(p, p.real), Given::x);
         to_.point(place_of(p, p.lengths), Given::lengths);
         return codes;
+    }
+
+    Kernel border(const char *function) {
+        const CellNumbers &any = net_.cell(0, 0).numbers();
+        Kernel kernel{"boundary/wide_border", function, kPlain};
+        kernel.macros["QG_RULE"] = std::to_string(any.rounding);
+        kernel.macros["QG_INPUT_RULE"] = std::to_string(any.rounding_input);
+        return kernel;
     }
 
     QuantizeC quantization(const QuantizerNumbers &q, int64_t steps, int64_t features,
@@ -142,6 +148,7 @@ class GeneralLayers {
         p.cell = cell.gates<double>();
         const GenericC pair[2] = {p, p};
         Kernel kernel{"recurrence/wide_integers", "generic", {{"QG_WORDS", "1"}}};
+        kernel.macros["QG_RULE"] = std::to_string(cell.numbers().rounding);
         kernel.macros.merge(cell.form().products());
         Grid grid;
         grid.x = static_cast<unsigned>(N_);

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.streams import made_on
 from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.integer.weights import power_of_two
 from quant_gru.kernels.cuda.plan.structure import (
@@ -59,6 +60,8 @@ class Numbers:
     """The numbers of one plan on its device.
 
     Attributes:
+        rule: The rule of rounding, as kernels name it. All but that of ties to even run in the
+            kernel of wide integers.
         derived: Number of cached values that were derived from the plan's tensors. They have to be
             rewritten when the plan's tensors change in place.
     """
@@ -70,6 +73,7 @@ class Numbers:
         self.device = plan.weights.W.device
         self.H, self.C = plan.hidden_size, plan.input_size
         self.x, self.h = plan.x, plan.h
+        self.rule = NUMBERS[plan.frozen.rounding]
         self._keep: list[Tensor] = []
         self._fragments: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         q, w = plan.frozen.quantizers, plan.weights

@@ -54,10 +54,17 @@ def real_values(gru, ties=True):
     return torch.tensor(values).view(6, 4, 6)
 
 
-@pytest.mark.parametrize("fields", [{}, {"rounding_input": "floor"}, {"rounding_input": "half_up"}])
+@pytest.mark.parametrize(
+    ("rule", "fields"),
+    [
+        *((rule, {}) for rule in ROUNDINGS),
+        *(("half_even", {"rounding_input": rule}) for rule in ROUNDINGS[1:-1]),
+        ("half_up", {"rounding_input": "half_even"}),
+        ("double", {"rounding_input": "floor"}),
+    ],
+)
 @pytest.mark.parametrize(("bits", "scale_kind"), [(8, "pot"), (8, "free"), (16, "pot")])
-@pytest.mark.parametrize("rule", ROUNDINGS)
-def test_whole_modules(rule, bits, scale_kind, fields, monkeypatch):
+def test_whole_modules(rule, fields, bits, scale_kind, monkeypatch):
     """Real values in and out, training and its gradients, against the reference executor."""
     found = {}
     for variant in (*NATIVE, "reference"):

@@ -48,8 +48,8 @@ class Executor:
         """Return an object that runs all layers and directions of a plan on real values.
 
         Return None if an operator has more than 16 bits, if the reference executor runs, if the
-        input has a zero point outside of its codes, or if ties do not go to even: stacks do not
-        know these.
+        input has a zero point outside of its codes, or if the kernels of stacks do not know the
+        rule of rounding.
 
         Args:
             plan: The plan.

@@ -62,13 +62,8 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor) -> None:
 def requantizes(
     sums: Sequence[WeightedSum], below: Sequence[Quantizer], above: Quantizer, codes: Tensor
 ) -> bool:
-    """Whether `requantize` supports the codes of a layer below: on the CPU, up to 16 bits.
-
-    Ties must go to even.
-    """
+    """Whether `requantize` supports the codes of a layer below: on the CPU, up to 16 bits."""
     widths = [q.bits for q in (*below, above)]
-    if any(each.rounding != DEFAULT for each in sums):
-        return False
     return codes.device.type == "cpu" and max(widths) <= NARROW_BITS and len(sums) == len(below)
 
 

@@ -173,15 +173,14 @@ def stack_of(plan: GRUPlan, variant: str | None = None) -> Stack | None:
 
     Returns:
         The stack; None if the reference executor is in use, if the fast kernels cannot run a cell
-        (`is_narrow`), if the input has a zero point outside of its codes, or if ties do not go to
-        even.
+        (`is_narrow`), or if the input has a zero point outside of its codes.
     """
     kept = _stacks.get(plan.cells[0][0].weights)
     if variant is None:
         if kept is not None and kept.plan() is plan and kept.stack and kept.stack.calls.is_chosen():
             return kept.stack
         variant = chosen()
-    if variant == REFERENCE or plan.is_far or not plan.rounds_to_even:
+    if variant == REFERENCE or plan.is_far:
         return None
     cells = [cell for layer in plan.cells for cell in layer]
     parts = [part for cell in cells for part in (cell.frozen, cell.weights)]

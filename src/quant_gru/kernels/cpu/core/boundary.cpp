@@ -37,30 +37,59 @@ void typed(Container container, const void *data, F f) {
     });
 }
 
+// A real value of less than 2^22, rounded by a rule. Cutting off leaves an exact rest.
+template <int kRule>
+inline float rounded_real(float y) {
+    if (kRule == QG_HALF_EVEN) return (y + kRound) - kRound;
+    const float whole = static_cast<float>(static_cast<int32_t>(y)), rest = y - whole;
+    if (kRule == QG_FLOOR) return whole - (rest < 0 ? 1.f : 0.f);
+    const bool down = kRule == QG_HALF_AWAY ? rest <= -0.5f : rest < -0.5f;
+    return whole + (rest >= 0.5f ? 1.f : 0.f) - (down ? 1.f : 0.f);
+}
+
+// Calls f with a function that rounds by a rule for real values.
+template <class F>
+auto by_rule(int rule, F f) {
+    switch (rule) {
+        case QG_HALF_AWAY:
+            return f([](float y) { return rounded_real<QG_HALF_AWAY>(y); });
+        case QG_HALF_UP:
+            return f([](float y) { return rounded_real<QG_HALF_UP>(y); });
+        case QG_FLOOR:
+            return f([](float y) { return rounded_real<QG_FLOOR>(y); });
+        default:
+            return f([](float y) { return rounded_real<QG_HALF_EVEN>(y); });
+    }
+}
+
 // Clamping before rounding gives the same codes, because the limits are integers.
 template <class To>
 bool quantize_row(const float *x, int64_t n, const Quantizer &b, To *to) {
     const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     const int32_t zero = b.zero;
-    int nan = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        const float y = x[i] / s;
-        nan |= y != y;
-        const float inside = y != y ? 0.f : limited(y, lo, hi);
-        to[i] = static_cast<To>(static_cast<int32_t>((inside + kRound) - kRound) + zero);
-    }
-    return nan != 0;
+    return by_rule(b.rule, [=](auto round) {
+        int nan = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            const float y = x[i] / s;
+            nan |= y != y;
+            const float inside = y != y ? 0.f : limited(y, lo, hi);
+            to[i] = static_cast<To>(static_cast<int32_t>(round(inside)) + zero);
+        }
+        return nan != 0;
+    });
 }
 
 void mask_row(const float *x, int64_t n, const Quantizer &b, float *grad) {
     const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
-    for (int64_t i = 0; i < n; ++i) {
-        // Clamped to one beyond the limits, so that adding kRound rounds. NaN stays NaN.
-        const float y = (limited(x[i] / s, lo - 1, hi + 1) + kRound) - kRound;
-        // A multiplication keeps a gradient that is NaN; a selection would not.
-        const float above = y >= lo ? 1.f : 0.f, below = y <= hi ? 1.f : 0.f;
-        grad[i] *= above * below;
-    }
+    by_rule(b.rule, [=](auto round) {
+        for (int64_t i = 0; i < n; ++i) {
+            // Clamped to one beyond the limits, so that every rule rounds. NaN is not inside.
+            const float v = limited(x[i] / s, lo - 1, hi + 1), y = v != v ? lo - 1 : round(v);
+            // A multiplication keeps a gradient that is NaN; a selection would not.
+            const float above = y >= lo ? 1.f : 0.f, below = y <= hi ? 1.f : 0.f;
+            grad[i] *= above * below;
+        }
+    });
 }
 
 inline double rounded(double m, int32_t from_zero, int32_t code, double lo, double hi) {

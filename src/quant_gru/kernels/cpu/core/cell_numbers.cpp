@@ -121,10 +121,12 @@ void find_exactness(const CellNumbers &n, const Products &products, LayerPlan &p
     const Cell &cell = plan.cell;
     const Sum *several[] = {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new, &cell.zoneout};
     bool all_a = true, none_e = true;
+    int64_t k = 0;
     for (const Sum *s : several)
         if (s->present) {
             all_a = all_a && s->tier == 'a';
             none_e = none_e && s->tier != 'e';
+            k = std::max<int64_t>(k, s->k);
         }
     int widest = std::max(n.W.weight_bits, n.R.weight_bits);
     for (const QuantizerNumbers *q : {&n.x, &n.h, &n.Wx, &n.Rh, &n.z_pre, &n.r_pre, &n.g_pre, &n.z,
@@ -134,9 +136,11 @@ void find_exactness(const CellNumbers &n, const Products &products, LayerPlan &p
     const uint64_t sums =
         std::max(accumulator_bound(n.W, n.x.inner()), accumulator_bound(n.R, n.h));
     // One-term sums of any tier are exact in float64: it rounds v * M once if |v| < 2^53.
-    plan.narrow = n.rounding == QG_HALF_EVEN && n.rounding_input == QG_HALF_EVEN && widest <= kNarrowBits && none_e && sums < power(52) && product < power(53);
+    // Other rules than ties to even add a half to a sum, and none rounds twice.
+    const bool even = n.rounding == QG_HALF_EVEN, single = n.rounding != QG_DOUBLE;
+    plan.narrow = single && (even || k <= 52) && widest <= kNarrowBits && none_e && sums < power(52) && product < power(53);
     // float32 is exact for two-term sums of tier a, products below 2^24 and 24-bit multipliers.
-    plan.float32 = plan.narrow && all_a && product < power(24) &&
+    plan.float32 = plan.narrow && (even || k <= 24) && all_a && product < power(24) &&
                    n.W.weight_bits + n.x.bits <= 16 && n.R.weight_bits + n.h.bits <= 16;
     plan.product = static_cast<double>(product);
 }
@@ -187,6 +191,7 @@ LayerPlan layer_plan(const CellNumbers &n) {
     cell.x = quantizer_of(n.x, n.rounding_input);
     cell.h = quantizer_of(n.h, n.rounding_input);
     cell.one = n.one;
+    cell.rule = n.rounding;
     cell.z_pre = sum_of(n.sums.z_pre, n.z_pre, tier_of(n.sums.z_pre, {Wx, Rh}), n.rounding);
     cell.r_pre = sum_of(n.sums.r_pre, n.r_pre, tier_of(n.sums.r_pre, {Wx, Rh}), n.rounding);
     cell.g_pre = sum_of(n.sums.g_pre, n.g_pre, tier_of(n.sums.g_pre, {Wx, rRh}), n.rounding);

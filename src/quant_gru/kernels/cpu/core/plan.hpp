@@ -94,6 +94,7 @@ struct Table {
 struct Cell {
     int H = 0;
     bool in_float = false;  // float32 is exact everywhere
+    int rule = QG_HALF_EVEN;
     Quantizer x, h;
     int64_t one = 0;
     Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h_new;

@@ -6,7 +6,7 @@
 #include "gates/arithmetic.cuh"
 
 struct Sweep {
-    unsigned long long *differing;
+    int64_t *differing;  // of each thread; added to
     int64_t bits;   // p: the multiplier is 2^(p - 1)
     int64_t shift;  // k
     int64_t lo, hi;
@@ -40,17 +40,17 @@ inline int64_t in_two_steps(int64_t accumulator, int k, int bits) {
 extern "C" __global__ void __launch_bounds__(256) sweep(const __grid_constant__ Sweep p) {
     const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int k = (int)p.shift, bits = (int)p.bits;
-    unsigned long long differing = 0;
+    int64_t differing = 0;
     for (int i = 0; i < 4096; ++i) {
         // neighbours are read by neighbours
         const int64_t accumulator = ((int64_t)i << 20) + thread - ((int64_t)1 << 31);
         const int64_t v = accumulator << (bits - 1);
-        const int64_t wanted = QG_RULE == QG_DOUBLE ? in_two_steps(accumulator, k, bits)
-                                                    : expected(v, k, bits);
+        const int64_t wanted =
+            QG_RULE == QG_DOUBLE ? in_two_steps(accumulator, k, bits) : expected(v, k, bits);
         const int64_t code = qg_clamp(wanted, p.lo, p.hi);
         const qg_wide wide = qg_wide_times(qg_wide_of(accumulator), (uint32_t)1 << (bits - 1));
         differing += qg_clamp(qg_round_by(v, k, QG_RULE, bits), p.lo, p.hi) != code;
         differing += qg_clamp(qg_wide_round_by(wide, k, QG_RULE, bits), p.lo, p.hi) != code;
     }
-    if (differing) atomicAdd(p.differing, differing);
+    p.differing[thread] += differing;
 }

@@ -36,9 +36,20 @@ SweepC = structure(
     differing=ctypes.c_void_p,
     **dict.fromkeys(("bits", "shift", "lo", "hi"), ctypes.c_int64),
 )
-ACCUMULATORS = 1 << 32
+ACCUMULATORS, THREADS = 1 << 32, 1 << 20
 # significant bits of multipliers: operands of 8 bits, and of 8 and 16 or 16 bits
 WIDTHS = {8: 24, 16: 16}
+
+
+def kernel_of(rule: str) -> Kernel:
+    """The kernel of a rule."""
+    return Kernel.of("requantizer_sweep", "sweep", {**PLAIN, "QG_RULE": NUMBERS[rule]})
+
+
+def record_of(differing: torch.Tensor, width: int, shift: int) -> ctypes.Structure:
+    """The kernel's argument for codes of a width; `differing` has a place for each thread."""
+    half = 1 << (width - 1)
+    return SweepC(differing.data_ptr(), WIDTHS[width], shift, -half, half - 1)
 
 
 def every_requantizer(device: torch.device) -> None:
@@ -47,16 +58,14 @@ def every_requantizer(device: torch.device) -> None:
     machine = driver.machine_of(device, sources)
     for rule in ROUNDINGS:
         start, found, total = time.perf_counter(), 0, 0
-        kernel = Kernel.of("requantizer_sweep", "sweep", {**PLAIN, "QG_RULE": NUMBERS[rule]})
         for width, bits in WIDTHS.items():
-            differing = torch.zeros(1, dtype=torch.int64, device=device)
+            differing = torch.zeros(THREADS, dtype=torch.int64, device=device)
             # beyond 33 bits every code is 0 or -1; below `bits` accumulators are shifted left
             for shift in range(bits - 1, bits + 33):
-                lo, hi = -(1 << (width - 1)), (1 << (width - 1)) - 1
-                record = SweepC(differing.data_ptr(), bits, shift, lo, hi)
-                machine.launch(kernel, Grid(((1 << 20) // 256, 1), 256), record)
+                record = record_of(differing, width, shift)
+                machine.launch(kernel_of(rule), Grid((THREADS // 256, 1), 256), record)
                 total += 2 * ACCUMULATORS
-            found += int(differing)
+            found += int(differing.sum())
         seconds = time.perf_counter() - start
         print(f"{rule}: {found} of {total:.2e} requantized codes differ ({seconds:.1f} s)")
 

@@ -255,8 +255,8 @@ CellParameters read_cell(const Json &json, const QuantConfig &config, const GRUS
             cell.tables[i].rounding = config.rounding;
             check_table(cell.tables[i], pre, out);
             if (is_sigmoid(op) && given[static_cast<size_t>(op)] != out.scale)
-                cell.tables[i] = build_table(op, pre, out, config.activation, config.segments,
-                                             config.rounding);
+                cell.tables[i] =
+                    build_table(op, pre, out, config.activation, config.segments, config.rounding);
             else if (config.activation == Activation::exact)
                 check_curve(cell.tables[i], op, pre, out);
         }

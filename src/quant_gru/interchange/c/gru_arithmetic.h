@@ -18,10 +18,11 @@
 
 /* Helium of Cortex-M55 and M85, or the dual 16-bit multiplies of Cortex-M4, M7 and M33, where the
  * macros of the compiler say so. The assembly is that of GCC and clang; without optimization
- * they have too few free registers for it. That of Helium rounds ties to even. Define QG_PORTABLE to
- * use portable C everywhere. */
+ * they have too few free registers for it. That of Helium rounds ties to even. Define QG_PORTABLE
+ * to use portable C everywhere. */
 #if defined(QG_PORTABLE) || !defined(__GNUC__) || !defined(__OPTIMIZE__)
-#elif QG_RULE == 0 && defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1) && !defined(QG_WIDE_VALUES)
+#elif QG_RULE == 0 && defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1) && \
+    !defined(QG_WIDE_VALUES)
 #define QG_HELIUM 1
 #elif defined(__ARM_FEATURE_SIMD32) && __ARM_FEATURE_SIMD32 && !defined(__ARM_BIG_ENDIAN)
 #define QG_DUAL 1
@@ -206,8 +207,8 @@ QG_INLINE qg_value qg_requantize(const qg_rows *p, int c, int64_t v) {
     if (p->bits == 32) return qg_code32((int32_t)v * M, p->k, p->zero, p->lo, p->hi);
     if (p->bits == 33) return qg_code_high((int32_t)v, M, p->k, p->zero, p->lo, p->hi);
     if (p->bits == 64) return qg_code64(v * M, p->k, 0, p->zero, p->lo, p->hi);
-    return (qg_value)qg_clamp(
-        qg_round_by(v * M, p->ks[c], QG_RULE, qg_bits((uint64_t)M)) + p->zero, p->lo, p->hi);
+    return (qg_value)qg_clamp(qg_round_by(v * M, p->ks[c], QG_RULE, qg_bits((uint64_t)M)) + p->zero,
+                              p->lo, p->hi);
 }
 
 /* The code of row c of a product beyond 64 bits: high * 2^16 + low + bias * 2^bias_shift. */

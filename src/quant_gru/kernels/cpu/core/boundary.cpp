@@ -158,9 +158,8 @@ void mask_requantized(const Requantizer &r, const void *codes, int64_t count, in
         for (int64_t row = 0; row < count; ++row, from += n, grad += grad_row)
             for (int64_t i = 0; i < n; ++i) {
                 const auto code = static_cast<int32_t>(from[i]);
-                const double v = r.narrow
-                                     ? rounded(r.m, from_zero, code, r.lo - 1, r.hi + 1)
-                                     : static_cast<double>(in_integers(r, from[i]));
+                const double v = r.narrow ? rounded(r.m, from_zero, code, r.lo - 1, r.hi + 1)
+                                          : static_cast<double>(in_integers(r, from[i]));
                 grad[i] *= v >= r.lo && v <= r.hi ? 1.f : 0.f;
             }
     });

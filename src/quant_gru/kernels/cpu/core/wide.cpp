@@ -139,9 +139,8 @@ int64_t clamped(int64_t v, int64_t lo, int64_t hi, bool &inside) {
 }
 
 int64_t apply(const Sum &s, Term t1, Term t2, bool &inside) {
-    const int64_t found = s.tier == 'e'
-                              ? weighted(s, t1, t2)
-                              : qg_round_by(sum_of(s, t1, t2), s.k, s.rule, s.first);
+    const int64_t found =
+        s.tier == 'e' ? weighted(s, t1, t2) : qg_round_by(sum_of(s, t1, t2), s.k, s.rule, s.first);
     return clamped(found, s.lo, s.hi, inside);
 }
 
@@ -301,8 +300,7 @@ double rounded_real(double y, int rule) {
 }
 
 // Zero-point-free codes of real values: clamp(round(x / scale)). Returns whether one was NaN.
-bool quantize_row(const float *x, int n, const Quantizer &q, const WideProjection &p,
-                  int64_t *to) {
+bool quantize_row(const float *x, int n, const Quantizer &q, const WideProjection &p, int64_t *to) {
     const auto lo = static_cast<double>(p.least + p.moved);
     const auto hi = static_cast<double>(p.most + p.moved);
     bool nan = false;
@@ -322,8 +320,7 @@ bool read_operand(const Source &from, int64_t first, const Quantizer &q, const W
         std::fill_n(to, n, 0);
         return false;
     }
-    if (from.real)
-        return quantize_row(static_cast<const float *>(from.data) + first, n, q, p, to);
+    if (from.real) return quantize_row(static_cast<const float *>(from.data) + first, n, q, p, to);
     read_codes(from.data, q.container, first, p.zero, n, to);
     return false;
 }

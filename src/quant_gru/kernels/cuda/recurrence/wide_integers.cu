@@ -92,8 +92,8 @@ inline void project(const Matrix &p, const int64_t *v, const void *codes, int64_
     for (int gate = 0; gate < 3; ++gate) {
         const int64_t c = gate * H + unit;
         const qg_wide product = qg_wide_times(total[gate], (uint32_t)p.M[c]);
-        out[gate] = qg_clamp(qg_wide_round_by(product, (int)p.k[c], QG_RULE, bits_of(p.M[c])), p.lo,
-                             p.hi);
+        out[gate] =
+            qg_clamp(qg_wide_round_by(product, (int)p.k[c], QG_RULE, bits_of(p.M[c])), p.lo, p.hi);
     }
 }
 

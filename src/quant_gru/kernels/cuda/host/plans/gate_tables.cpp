@@ -124,8 +124,8 @@ GateTable gate_table(const TableNumbers &table, const QuantizerNumbers &pre, int
     }
     std::vector<int64_t> outputs;
     for (int64_t i = 0; i < count; ++i)
-        outputs.push_back(
-            output_of(table, rule, std::min(std::max(found.first + pre.zero + i, pre.lo()), pre.hi())));
+        outputs.push_back(output_of(
+            table, rule, std::min(std::max(found.first + pre.zero + i, pre.lo()), pre.hi())));
     found.direct.assign(outputs.begin(), outputs.end());
     if (pre.bits > kExactBits) add_lines(found, outputs);
     if (!found.lines.empty()) found.near = kCompressed;

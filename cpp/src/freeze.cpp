@@ -122,6 +122,9 @@ void add_cell(const Parameters &parameters, size_t index, const WeightNumbers &W
                suffix, to);
     const FrozenNumbers frozen = frozen_numbers(cell, shape.zoneout);
     to["cell" + suffix] = integers({frozen.one, W.bias_shift, R.bias_shift});
+    const auto rule = static_cast<int64_t>(cell.config.rounding);
+    const auto border = static_cast<int64_t>(cell.config.border_rounding());
+    if (rule || border) to["rounding" + suffix] = integers({rule, border});
     for (int i = 0; i < kOperators; ++i) {
         const auto op = static_cast<Operator>(i);
         if (is_weight(op) || !cell.config[op].bitwidth) continue;

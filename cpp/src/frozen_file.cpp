@@ -96,6 +96,13 @@ class CellReader {
 
     void read(int64_t H, int64_t C, const Json &operators, bool is_first) {
         n_.H = static_cast<int>(H);
+        if (tensors_.has("rounding" + suffix_)) {
+            const auto rules = integers("rounding", {2});
+            check_range({rules[0]}, QG_HALF_EVEN, QG_DOUBLE, "'rounding" + suffix_ + "'");
+            check_range({rules[1]}, QG_HALF_EVEN, QG_FLOOR, "'rounding" + suffix_ + "'");
+            n_.rounding = static_cast<int>(rules[0]);
+            n_.rounding_input = static_cast<int>(rules[1]);
+        }
         read_quantizers(is_first);
         const auto numbers = integers("cell", {3});
         n_.one = numbers[0];

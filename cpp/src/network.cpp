@@ -82,8 +82,9 @@ Network::Network(const FrozenGRU &gru, const std::string &instruction_set) : sha
             auto &halves = above.emplace_back();
             const FrozenCell &cell = gru.cells[first + d];
             for (size_t below = 0; below < D; ++below)
-                halves.push_back(requantizer(
-                    cell.between[below], gru.cells[first - D + below].numbers.h, cell.numbers.x));
+                halves.push_back(requantizer(cell.between[below],
+                                             gru.cells[first - D + below].numbers.h, cell.numbers.x,
+                                             cell.numbers.rounding));
         }
     }
     stack_ = std::make_unique<Stack>(std::move(layers), std::move(between),

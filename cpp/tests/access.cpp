@@ -116,7 +116,8 @@ int64_t table_words(const char *op, const int64_t *pre, double pre_scale, const 
         const ActivationQuantizer from{static_cast<int>(pre[0]), pre[1] != 0, pre_scale, pre[2]};
         const ActivationQuantizer to{static_cast<int>(out[0]), out[1] != 0, out_scale, out[2]};
         const ActivationTable t =
-            build_table(operator_of(op), from, to, static_cast<Activation>(activation), segments);
+            build_table(operator_of(op), from, to, static_cast<Activation>(activation), segments,
+                        Rounding::half_even);
         std::vector<int64_t> words = {t.degree, t.last, t.shift,        t.zero_point,
                                       t.lo,     t.hi,   t.segment_shift};
         words.insert(words.end(), t.bounds.begin(), t.bounds.end());

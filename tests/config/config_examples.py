@@ -130,6 +130,16 @@ BAD = {
         of_globals(tie_x_and_h="yes"),
         f"Expected tie_x_and_h to be true or false, got 'yes' {_GLOBAL}",
     ),
+    "rounding": (
+        of_globals(rounding="nearest"),
+        "Expected rounding to be 'half_even', 'half_away', 'half_up', 'floor' or 'double', got "
+        f"'nearest' {_GLOBAL}",
+    ),
+    "rounding_input": (
+        of_globals(rounding_input="double"),
+        "Expected rounding_input to be 'half_even', 'half_away', 'half_up' or 'floor', or null, "
+        f"got 'double' {_GLOBAL}",
+    ),
     "global_comment": (
         of_globals(comment=["a"]),
         f"Expected comment to be a string, got ['a'] {_GLOBAL}",

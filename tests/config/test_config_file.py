@@ -17,6 +17,7 @@ from quant_gru.config import (
     QuantGRUWarning,
     default_config_path,
 )
+from quant_gru.config.fields import ROUNDINGS
 from quant_gru.errors import ConfigError, QuantGRUError, forget_notes
 
 
@@ -136,6 +137,8 @@ def test_written_file_is_complete():
         "correct_bias": True,
         "input_excludes_zero": False,
         "tie_x_and_h": False,
+        "rounding": "half_even",
+        "rounding_input": None,
         "disable_quantization": False,
     }
     for name, entry in gru["operator_config"].items():
@@ -374,6 +377,8 @@ def configs(draw):
         activation=activation,
         segments=segments,
         tie_x_and_h=draw(st.booleans()),
+        rounding=draw(st.sampled_from(ROUNDINGS)),
+        rounding_input=draw(st.sampled_from([None, *ROUNDINGS[:-1]])),
         disable_quantization=draw(st.booleans()),
         section_comments={
             name: draw(remarks) for name in ("GRU_config", "default_config", "operator_config")

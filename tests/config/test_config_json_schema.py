@@ -51,7 +51,7 @@ values = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-1, 300),
-    st.sampled_from([0.5, "8", "channel", "pwl", "exact", "free", "x", [], {}]),
+    st.sampled_from([0.5, "8", "channel", "pwl", "exact", "free", "floor", "double", "x", [], {}]),
 )
 fields = st.sampled_from(["bitwidth", "is_symmetric", "is_unsigned", "granularity", "comment", "z"])
 names = st.sampled_from(
@@ -59,7 +59,8 @@ names = st.sampled_from(
 )
 global_fields = st.sampled_from(
     [
-        *("scale_kind", "activation", "segments", "tie_x_and_h", "disable_quantization"),
+        *("scale_kind", "activation", "segments", "tie_x_and_h", "rounding"),
+        *("rounding_input", "disable_quantization"),
         *("description", "z"),
     ]
 )

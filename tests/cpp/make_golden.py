@@ -57,9 +57,11 @@ class Case:
     h_n: Tensor
 
 
-def random_case(seed: int, kind: str) -> Case:
-    """The same case for the same seed and kind."""
-    gru, rng = random_gru(seed, kind, far=True)
+def random_case(
+    seed: int, kind: str, rounding: str = "half_even", rounding_input: str | None = None
+) -> Case:
+    """The same case for the same seed and kind; only its rules of rounding differ."""
+    gru, rng = random_gru(seed, kind, far=True, rounding=rounding, rounding_input=rounding_input)
     T, N = rng.randint(1, 6), rng.choice((1, 2, 3, 5))
     x, h0, lengths = random_input(gru, rng, T, N)
     return Case(gru, x, h0, lengths, *run(gru, x, h0, lengths))

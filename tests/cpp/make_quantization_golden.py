@@ -28,8 +28,10 @@ from quant_gru.integer.plan import update_first
 CONFIGS = [
     QuantConfig.int8(),
     QuantConfig.int8_wide().replace_globals(activation="pwl", tie_x_and_h=True),
-    QuantConfig.w8a16(),
-    QuantConfig.uniform(4).replace_globals(activation="quadratic").replace("W", granularity="gate"),
+    QuantConfig.w8a16().replace_globals(rounding="half_up", rounding_input="floor"),
+    QuantConfig.uniform(4)
+    .replace_globals(activation="quadratic", rounding="floor")
+    .replace("W", granularity="gate"),
 ]
 METHODS = ("histogram", "minmax", "percentile", "ema")
 

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.config import ACTIVATIONS, FUSIBLE, OPERATORS, QuantGRUWarning
+from quant_gru.config.fields import ROUNDINGS
 from quant_gru.parameters.schema import Shape
 
 Batch = tuple[Tensor, Tensor | None, Tensor | None]
@@ -92,6 +93,11 @@ def random_calibration(seed: int) -> Calibration:
     offset = own.choice((5.0, -40.0, 1000.0)) if own.random() < 0.4 else 0.0
     if offset:
         config = config.replace_globals(input_excludes_zero=True)
+    rules = random.Random(f"{seed} rounding")
+    if rules.random() < 0.4:
+        config = config.replace_globals(
+            rounding=rules.choice(ROUNDINGS), rounding_input=rules.choice((None, *ROUNDINGS[:-1]))
+        )
     generator = torch.Generator().manual_seed(seed)
     C, H, layers = rng.randint(1, 20), rng.randint(1, 20), rng.choice((1, 1, 2))
     gru = QuantGRU(

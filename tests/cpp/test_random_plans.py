@@ -18,6 +18,7 @@ from random_calibrations import Calibration, random_calibration
 from torch import Tensor
 
 from quant_gru import FrozenQuantGRU, QuantGRU, float_state_dict
+from quant_gru.config.fields import ROUNDINGS
 
 PLANS = int(os.environ.get("QUANT_GRU_CPP_PLANS", "40"))
 pytestmark = NEEDS_TOOLS
@@ -34,6 +35,19 @@ def test_codes_of_frozen_grus_of_python(build: Path, cases: list[Case], tmp_path
     write(tmp_path / "golden.bin", cases)
     found = run(build / "cpp/tests/golden_test", tmp_path / "golden.bin")
     assert found.endswith(f": 0 of {PLANS} cases differ\n")
+
+
+@pytest.mark.parametrize("rule", ROUNDINGS)
+def test_rules_of_rounding(build: Path, rule: str, tmp_path: Path) -> None:
+    inputs = (None, *ROUNDINGS[:-1])
+    cases = [
+        random_case(seed, kind, rule, inputs[(seed + index) % len(inputs)])
+        for seed in range(max(PLANS // 10, 1))
+        for index, kind in enumerate(KINDS)
+    ]
+    write(tmp_path / "golden.bin", cases)
+    found = run(build / "cpp/tests/golden_test", tmp_path / "golden.bin")
+    assert found.endswith(f": 0 of {len(cases)} cases differ\n")
 
 
 def test_codes_of_the_c_interface(library: Library, cases: list[Case]) -> None:

@@ -31,7 +31,7 @@ KINDS = dict.fromkeys(
     "project_groups": "Reals",
     "project_few": "Few",
 }
-KINDS |= {"events": "Events", "sum_bits": "Sums"}
+KINDS |= {"events": "Events", "sum_bits": "Sums", "sweep": "Sweep"}
 KINDS |= dict.fromkeys(("row_scales", "correct_bias", "requantize_weights"), "Weights") | {
     "contents": "Contents"
 }

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
 from quant_gru.integer.plan import _between
 from quant_gru.integer.quantizer import Quantizer
@@ -74,6 +75,16 @@ def test_random_plans(host, monkeypatch, kind, first, count, shape):
         monkeypatch.setenv(planner.VARIABLE, shape)
     for seed in range(first, first + count):
         case = random_case(seed, kind)
+        expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
+        got = executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, machine=host)
+        assert same(got, expected), f"seed {seed}"
+
+
+@pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "wide"])
+@pytest.mark.parametrize("rule", [rule for rule in ROUNDINGS if rule != "half_even"])
+def test_rules_of_rounding(host, rule, kind):
+    for seed in range(4):
+        case = random_case(seed, kind, rule)
         expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
         got = executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, machine=host)
         assert same(got, expected), f"seed {seed}"

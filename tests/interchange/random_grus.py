@@ -25,7 +25,13 @@ HIDDEN = (1, 2, 3, 5, 8, 15, 16, 17, 20, 33)
 
 
 def random_gru(
-    seed: int, kind: str, hidden: Sequence[int] = HIDDEN, features: int = 20, far: bool = False
+    seed: int,
+    kind: str,
+    hidden: Sequence[int] = HIDDEN,
+    features: int = 20,
+    far: bool = False,
+    rounding: str = "half_even",
+    rounding_input: str | None = None,
 ) -> tuple[FrozenQuantGRU, random.Random]:
     """The same GRU for the same arguments, and the source of what follows.
 
@@ -35,6 +41,8 @@ def random_gru(
         hidden: Numbers of units to choose from.
         features: The most features of the input.
         far: Whether the range of the input may exclude 0.
+        rounding: The rule of all sums.
+        rounding_input: The rule of real values; None for that of sums.
     """
     rng = random.Random(f"{seed} {kind} gru")
     generator = torch.Generator().manual_seed(seed)
@@ -54,10 +62,17 @@ def random_gru(
 
     qparams = [
         [
-            replace(random_qparams(rng, kind, scale_kind, activation), zoneout=zoneout)
+            replace(random_qparams(rng, kind, scale_kind, activation, rounding), zoneout=zoneout)
             for _ in range(shape.directions)
         ]
         for _ in range(layers)
+    ]
+    qparams = [
+        [
+            replace(each, config=each.config.replace_globals(rounding_input=rounding_input))
+            for each in directions
+        ]
+        for directions in qparams
     ]
     first = qparams[0]
     if both:  # forward_integer needs one quantizer of the input

@@ -12,6 +12,7 @@ import torch
 from random_grus import KINDS, random_gru
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -44,6 +45,16 @@ def test_random_plans(kind, tmp_path):
         said = selftest(report.directory, "net", *SANITIZED)
         assert said.startswith("net: 0 of")
         assert said.endswith(f", {report.ram_bytes} bytes of state\n")
+
+
+@needs_gcc
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", [rule for rule in ROUNDINGS if rule != "half_even"])
+def test_rules_of_rounding(rule, kind, tmp_path):
+    for seed in range(PLANS):
+        gru, _ = random_gru(seed, kind, far=True, rounding=rule)
+        report = gru.export_c(tmp_path / str(seed), "net")
+        assert selftest(report.directory, "net", *SANITIZED).startswith("net: 0 of")
 
 
 def quantized(config, *sizes, **options):
@@ -88,16 +99,21 @@ def test_what_the_loop_is_made_of(tmp_path):
 
 
 @needs_gcc
+@pytest.mark.parametrize("rule", [None, *ROUNDINGS[:-1]])
 @pytest.mark.parametrize("offset", [0, 100])
-def test_real_values_at_the_ends(tmp_path, offset):
-    config = QuantConfig.int8().replace_globals(scale_kind="free", input_excludes_zero=True)
+def test_real_values_at_the_ends(tmp_path, offset, rule):
+    config = QuantConfig.int8().replace_globals(
+        scale_kind="free", input_excludes_zero=True, rounding_input=rule
+    )
     gru = QuantGRU(3, 4, config=config, use_quantization=True)
     gru.calibrate(torch.randn(20, 4, 3) + offset)
     gru.finalize_calibration()
     assert gru._plan().is_far == (offset > 0)
     gru.export_c(tmp_path, "net")
     ends = torch.tensor([[torch.inf, -torch.inf, 1e30], [0, -1e30, 1]])
-    x = torch.cat([torch.randn(5, 3) + offset, ends])
+    border = gru._plan().cells[0][0].border
+    ties = (torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]).view(2, 3) * border.scale) + offset
+    x = torch.cat([torch.randn(3, 3) + offset, ties, ends])
     values = ", ".join(
         "INFINITY" if v == torch.inf else "-INFINITY" if v == -torch.inf else f"{float.hex(v)}f"
         for v in x.flatten().tolist()

@@ -87,7 +87,8 @@ def calibrated(config=None, **options):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_parameter_files(generation, kind, granularity, bidirectional, tmp_path):
     """The file of a GRU's scales gives a GRU of the same weights the same codes."""
-    config = QuantConfig.int8().replace_globals(scale_kind=kind)
+    rounding = {"older": "half_away", "newer": "half_even"}[generation]
+    config = QuantConfig.int8().replace_globals(scale_kind=kind, rounding=rounding)
     for name in WEIGHTS:
         config = config.replace(name, granularity=granularity)
     gru = calibrated(config, bidirectional=bidirectional)
@@ -99,6 +100,7 @@ def test_parameter_files(generation, kind, granularity, bidirectional, tmp_path)
     x = torch.randn(10, 3, C)
     assert torch.equal(other(x)[0], gru(x)[0])
     assert other.config.scale_kind == kind
+    assert other.config.rounding == rounding
     assert other.config["W"].granularity == granularity
     path = tmp_path / "again.json"
     other.export_quant_params(path)

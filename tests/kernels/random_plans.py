@@ -50,7 +50,11 @@ class Case:
 
 
 def random_qparams(
-    rng: random.Random, kind: str, scale_kind: str | None = None, activation: str | None = None
+    rng: random.Random,
+    kind: str,
+    scale_kind: str | None = None,
+    activation: str | None = None,
+    rounding: str = "half_even",
 ) -> QParams:
     """Quantizers and tables of a cell, without zoneout; arguments that are given are not drawn."""
     widths, weight_widths = KINDS[kind]
@@ -76,6 +80,7 @@ def random_qparams(
         operators=operators,
         scale_kind=rng.choice(("pot", "free")) if scale_kind is None else scale_kind,
         activation=drawn if activation is None else activation,
+        rounding=rounding,
     )
     quantizers = {}
     for name, reach in REACH.items():
@@ -134,11 +139,11 @@ def random_mean(rng: random.Random, C: int) -> InputMean | None:
     return InputMean(tuple(map(float32, found)))
 
 
-def random_case(seed: int, kind: str) -> Case:
-    """The same case for the same seed and kind."""
+def random_case(seed: int, kind: str, rounding: str = "half_even") -> Case:
+    """The same case for the same seed and kind; only its rule of rounding differs."""
     rng = random.Random(f"{seed} {kind}")
     generator = torch.Generator().manual_seed(seed)
-    qparams = random_qparams(rng, kind)
+    qparams = random_qparams(rng, kind, rounding=rounding)
     # a source of its own: plans stay the same but for their zoneout
     kept = random.Random(f"{seed} {kind} zoneout")
     p = kept.choice((2.0**-15, 0.5, 1.0, kept.random())) if kept.random() < 0.3 else 0.0

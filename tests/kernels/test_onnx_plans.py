@@ -7,6 +7,7 @@ from random_stacks import random_stack
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from quant_gru import QuantGRUError, export_onnx
+from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
@@ -78,6 +79,14 @@ def test_codes_up_to_16_bits_are_those_of_the_plan(kind):
         assert difference(case, on_codes(case)) == [0, 0], seed
 
 
+@pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "mixed"])
+@pytest.mark.parametrize("rule", ["half_away", "half_up", "floor", "double"])
+def test_every_rule_of_rounding(rule, kind):
+    for seed in range(2100, 2106):
+        case = random_case(seed, kind, rule)
+        assert difference(case, on_codes(case)) == [0, 0], seed
+
+
 def test_wider_codes_are_those_of_the_plan_or_refused():
     refused = 0
     for seed in range(2000, 2030):
@@ -100,10 +109,11 @@ def test_a_sum_of_narrow_codes_beyond_62_bits():
 
 
 @pytest.mark.parametrize("k", [20, 40, 62, 63, 64, 70, 80])
-def test_split_sums_round_half_even(k):
+@pytest.mark.parametrize("rule", ROUNDINGS)
+def test_split_sums_round_by_every_rule(rule, k):
     """Python integers are the yardstick; halves and their neighbours are among the values."""
     M, most = (1 << 40) + 1, 1 << 33
-    total = WeightedSum((M, 3), k, 0, -(1 << 31), (1 << 31) - 1, "e")
+    total = WeightedSum((M, 3), k, 0, -(1 << 31), (1 << 31) - 1, "e", rule)
     halves = [each * (1 << max(k - 41, 0)) for each in range(-6, 7)]
     v = torch.tensor([each for each in halves if abs(each) < most] + [most - 1, 1 - most, 1, -1])
     v, w = (each.flatten() for each in torch.meshgrid(v, v[-8:], indexing="ij"))
@@ -130,9 +140,10 @@ def test_stacks_of_layers_and_directions(tmp_path):
 
 @pytest.mark.parametrize("k", [-40, -3, 0, 1, 7, 30, 45, 61, 62, 63, 70])
 @pytest.mark.parametrize("wide", [False, True])
-def test_rounding_is_half_even_at_every_shift(k, wide):
+@pytest.mark.parametrize("rule", ROUNDINGS)
+def test_rounding_at_every_shift(rule, k, wide):
     M, most = (3, 1 << 59) if wide else (5, 1 << 49)
-    total = WeightedSum((M, M), k, 2, -(1 << 15), (1 << 15) - 1, "d")
+    total = WeightedSum((M, M), k, 2, -(1 << 15), (1 << 15) - 1, "d", rule)
     step = max(1 << max(k - 1, 0), 1)
     ends = [each * step // M + near for each in range(-9, 10) for near in (-1, 0, 1)]
     v = torch.tensor([each for each in ends if abs(each) < most] + [most - 1, 1 - most, 0])

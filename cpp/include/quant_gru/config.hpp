@@ -45,6 +45,8 @@ constexpr bool is_fixed_range(Operator op) { return is_sigmoid(op) || op == Oper
 enum class ScaleKind { pot, free };
 enum class Activation { exact, pwl, quadratic };
 enum class Granularity { tensor, gate, channel };
+// How sums become integers. `twice`, "double" in the file: in the two steps of TFLite.
+enum class Rounding { half_even, half_away, half_up, floor, twice };
 
 // The texts of a section of the file, which reading and writing preserve.
 struct Notes {
@@ -81,6 +83,12 @@ struct QUANT_GRU_API QuantConfig {
         return operators[static_cast<size_t>(op)];
     }
 
+    // The rule of real values, including the default: `half_away` beside `twice`.
+    Rounding border_rounding() const {
+        if (rounding_input) return *rounding_input;
+        return rounding == Rounding::twice ? Rounding::half_away : rounding;
+    }
+
     std::array<OperatorConfig, kOperators> operators;
     ScaleKind scale_kind = ScaleKind::pot;
     Activation activation = Activation::exact;
@@ -88,6 +96,8 @@ struct QUANT_GRU_API QuantConfig {
     bool correct_bias = true;  // calibration keeps the mean of the input, see CellParameters
     bool input_excludes_zero = false;  // the range of input.x of the first layer may exclude 0
     bool tie_x_and_h = false;          // calibration gives input.x and output.h one quantizer
+    Rounding rounding = Rounding::half_even;
+    std::optional<Rounding> rounding_input;  // of real values, not `twice`; without: as `rounding`
     bool disable_quantization = false;
     Notes notes, gru_notes, default_notes, operator_notes;
 };

@@ -39,6 +39,7 @@ struct QUANT_GRU_API ActivationTable {
     int shift = 0;
     int64_t zero_point = 0, lo = 0, hi = 0;
     int segment_shift = -1;  // -1 where segments have different lengths, null in the file
+    Rounding rounding = Rounding::half_even;  // of the configuration; not in the file of a table
 
     // The output code of an input code.
     int64_t operator()(int64_t code) const;

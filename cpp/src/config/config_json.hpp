@@ -10,6 +10,7 @@
 namespace quant_gru {
 
 extern const char *const kScaleKinds[2], *const kActivations[3], *const kGranularities[3];
+extern const char *const kRoundings[5];
 
 // Reads {"GRU_config": ..}. Throws FileError, whose lines name every problem and `where`.
 QuantConfig read_config(const Json &document, const std::string &where);

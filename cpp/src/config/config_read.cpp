@@ -10,6 +10,7 @@ namespace quant_gru {
 const char *const kScaleKinds[2] = {"pot", "free"};
 const char *const kActivations[3] = {"exact", "pwl", "quadratic"};
 const char *const kGranularities[3] = {"tensor", "gate", "channel"};
+const char *const kRoundings[5] = {"half_even", "half_away", "half_up", "floor", "double"};
 
 namespace {
 
@@ -145,7 +146,8 @@ class Reader {
         const std::string place = "section 'default_config'";
         known(*section,
               {"description", "comment", "scale_kind", "activation", "segments", "correct_bias",
-               "input_excludes_zero", "tie_x_and_h", "disable_quantization"},
+               "input_excludes_zero", "tie_x_and_h", "rounding", "rounding_input",
+               "disable_quantization"},
               "field", place);
         config.default_notes = notes(*section, place);
         choice(*section, "scale_kind", kScaleKinds, config.scale_kind, place);
@@ -154,6 +156,15 @@ class Reader {
         flag(*section, "input_excludes_zero", config.input_excludes_zero, place);
         flag(*section, "tie_x_and_h", config.tie_x_and_h, place);
         flag(*section, "disable_quantization", config.disable_quantization, place);
+        choice(*section, "rounding", kRoundings, config.rounding, place);
+        const Json *input = find(*section, "rounding_input");
+        if (input && !input->is_null()) {
+            Rounding rule = Rounding::half_even;
+            choice(*section, "rounding_input", kRoundings, rule, place);
+            if (rule == Rounding::twice)
+                problem("Expected rounding_input to be another rule, got 'double'", place);
+            config.rounding_input = rule;
+        }
         const Json *segments = find(*section, "segments");
         if (segments && !segments->is_null())
             attempt(place, [&] {

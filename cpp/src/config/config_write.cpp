@@ -41,6 +41,12 @@ void write(const QuantConfig &config, bool operators_on_one_line, JsonWriter &to
     to.member("correct_bias", config.correct_bias);
     to.member("input_excludes_zero", config.input_excludes_zero);
     to.member("tie_x_and_h", config.tie_x_and_h);
+    to.member("rounding", kRoundings[static_cast<int>(config.rounding)]);
+    to.key("rounding_input");
+    if (config.rounding_input)
+        to.value(kRoundings[static_cast<int>(*config.rounding_input)]);
+    else
+        to.null();
     to.member("disable_quantization", config.disable_quantization).end();
     to.key("operator_config").begin('{');
     write_notes(config.operator_notes, to);

@@ -156,8 +156,17 @@ ScaleKind kind_of(const std::vector<Entries> &cells, const Json *use_pot) {
     return pot && given != false ? ScaleKind::pot : ScaleKind::free;
 }
 
-CellParameters cell_of(const Entries &entries, ScaleKind kind, const GRUShape &shape) {
+// How the version rounds that wrote a file: half away from zero with older names of operators.
+Rounding rounding_of(const Json &operators) {
+    for (const auto &[name, json] : operators.object("'operators'"))
+        if (!from_newer_name(name).empty()) return Rounding::half_even;
+    return Rounding::half_away;
+}
+
+CellParameters cell_of(const Entries &entries, ScaleKind kind, Rounding rounding,
+                       const GRUShape &shape) {
     CellParameters cell;
+    cell.config.rounding = rounding;
     cell.config.scale_kind = kind;
     cell.config.correct_bias = false;
     for (size_t i = 0; i < entries.size(); ++i) cell.config.operators[i] = entries[i].config;
@@ -198,7 +207,8 @@ Parameters read_quant_gru_pytorch(const Json &document, const std::string &where
         if (found.shape.bidirectional) cells.push_back(read_entries(document, "operators_reverse"));
         const ScaleKind kind = kind_of(cells, info.find("use_pot2_scale"));
         for (const Entries &entries : cells)
-            found.cells.push_back(cell_of(entries, kind, found.shape));
+            found.cells.push_back(
+                cell_of(entries, kind, rounding_of(document.at("operators")), found.shape));
         found.config = found.cells[0].config;
         return found;
     } catch (const FileError &error) {

@@ -252,9 +252,11 @@ CellParameters read_cell(const Json &json, const QuantConfig &config, const GRUS
             const auto &pre = cell.quantizer(before), &out = cell.quantizer(op);
             at = name_of(op);
             cell.tables[i] = read_table(tables.at(at));
+            cell.tables[i].rounding = config.rounding;
             check_table(cell.tables[i], pre, out);
             if (is_sigmoid(op) && given[static_cast<size_t>(op)] != out.scale)
-                cell.tables[i] = build_table(op, pre, out, config.activation, config.segments);
+                cell.tables[i] =
+                    build_table(op, pre, out, config.activation, config.segments, config.rounding);
             else if (config.activation == Activation::exact)
                 check_curve(cell.tables[i], op, pre, out);
         }

@@ -111,8 +111,9 @@ void build_tables(CellParameters &cell) {
                                                     {Operator::g_out, Operator::g_pre}};
     for (size_t i = 0; i < 3; ++i) {
         const auto [out, pre] = tables[i];
-        cell.tables[i] = build_table(out, cell.quantizer(pre), cell.quantizer(out),
-                                     cell.config.activation, cell.config.segments);
+        cell.tables[i] =
+            build_table(out, cell.quantizer(pre), cell.quantizer(out), cell.config.activation,
+                        cell.config.segments, cell.config.rounding);
     }
 }
 

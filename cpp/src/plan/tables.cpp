@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "c99/fixed_point.h"
 #include "plan/elementary.hpp"
 #include "quant_gru/model.hpp"
 
@@ -31,8 +32,9 @@ int64_t yardstick(const CodeFunction &f, const ActivationQuantizer &out, int64_t
 // Builds the table of one function between two quantizers.
 class Builder {
  public:
-    Builder(Operator op, const ActivationQuantizer &pre, const ActivationQuantizer &out)
-        : op_(op), pre_(pre), out_(out), f_(in_code_units(op, pre, out)) {}
+    Builder(Operator op, const ActivationQuantizer &pre, const ActivationQuantizer &out,
+            Rounding rounding)
+        : op_(op), pre_(pre), out_(out), rounding_(rounding), f_(in_code_units(op, pre, out)) {}
 
     ActivationTable one_entry_per_code() const {
         std::vector<int64_t> codes(static_cast<size_t>(pre_.hi() - pre_.lo() + 1)), entries;
@@ -147,8 +149,11 @@ class Builder {
         int exponent = 0;
         const bool is_power = std::frexp(largest + 1.0, &exponent) == 0.5;
         const int k = std::max(0, budget - (is_power ? exponent - 1 : exponent) - 1);
-        const auto rows = u < 0 ? joined_rows(real, degree, lengths, k)
-                                : uniform_rows(real, (int64_t{1} << u) - 1, k);
+        auto rows = u < 0 ? joined_rows(real, degree, lengths, k)
+                          : uniform_rows(real, (int64_t{1} << u) - 1, k);
+        if (rounding_ == Rounding::floor && k)
+            for (size_t i = 0; i < rows.size(); i += static_cast<size_t>(degree) + 1)
+                rows[i] += int64_t{1} << (k - 1);
         return make(starts, last, degree, rows, k, u);
     }
 
@@ -248,19 +253,22 @@ class Builder {
         table.lo = static_cast<int64_t>(std::max(static_cast<double>(out_.lo()), least + zero));
         table.hi = static_cast<int64_t>(std::min(static_cast<double>(out_.hi()), most + zero));
         table.segment_shift = u;
+        table.rounding = rounding_;
         return table;
     }
 
     Operator op_;
     const ActivationQuantizer &pre_, &out_;
+    Rounding rounding_;
     CodeFunction f_;
 };
 
 }  // namespace
 
 ActivationTable build_table(Operator op, const ActivationQuantizer &pre,
-                            const ActivationQuantizer &out, Activation activation, int segments) {
-    const Builder builder(op, pre, out);
+                            const ActivationQuantizer &out, Activation activation, int segments,
+                            Rounding rounding) {
+    const Builder builder(op, pre, out, rounding);
     if (activation == Activation::pwl) return builder.spline(segments ? segments : 16, 1);
     if (activation == Activation::quadratic) return builder.spline(segments ? segments : 8, 2);
     return pre.bits <= kExactBits ? builder.one_entry_per_code() : builder.exact();
@@ -283,7 +291,7 @@ int64_t ActivationTable::operator()(int64_t code) const {
                   *c = coefficients.data() + segment * static_cast<size_t>(degree + 1);
     int64_t y = c[degree];
     for (int power = degree - 1; power >= 0; --power) y = y * t + c[power];
-    if (shift) y = (y + ((int64_t{1} << (shift - 1)) - 1) + ((y >> shift) & 1)) >> shift;
+    y = qg_round_by(y, shift, static_cast<int>(rounding), shift);
     return std::min(std::max(y + zero_point, lo), hi);
 }
 

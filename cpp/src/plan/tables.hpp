@@ -9,10 +9,11 @@
 namespace quant_gru {
 
 // The table of an output of sigmoid or tanh, from the codes of its input to its own. segments: at
-// most so many for pwl (0 for 16) and quadratic (0 for 8). Throws ArgumentError if coefficients do
-// not fit 64 bits.
+// most so many for pwl (0 for 16) and quadratic (0 for 8). rounding: the rule of who reads it.
+// Throws ArgumentError if coefficients do not fit 64 bits.
 ActivationTable build_table(Operator op, const ActivationQuantizer &pre,
-                            const ActivationQuantizer &out, Activation activation, int segments);
+                            const ActivationQuantizer &out, Activation activation, int segments,
+                            Rounding rounding);
 
 // The yardstick: clamp(rint(f(s_in * (q - zp_in)) / s_out) + zp_out, lo, hi) in float64.
 int64_t float_table(Operator op, const ActivationQuantizer &pre, const ActivationQuantizer &out,

@@ -7,7 +7,7 @@ different rules. The JSON Schema and the error messages are generated from these
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -77,6 +77,15 @@ AlwaysFalse = Annotated[
 ]
 NoGranularity = Annotated[None, Rule("absent, because only weights and biases have a granularity")]
 ScaleKind = Annotated[Literal["pot", "free"], Rule("'pot' or 'free'")]
+Rounding = Literal["half_even", "half_away", "half_up", "floor", "double"]
+ROUNDINGS: tuple[str, ...] = get_args(Rounding)
+DEFAULT_ROUNDING = ROUNDINGS[0]
+_ROUNDINGS = "'half_even', 'half_away', 'half_up', 'floor' or 'double'"
+AnyRounding = Annotated[Rounding, Rule(_ROUNDINGS)]
+InputRounding = Annotated[
+    Literal["half_even", "half_away", "half_up", "floor"] | None,
+    Rule("'half_even', 'half_away', 'half_up' or 'floor', or null"),
+]
 Activation = Annotated[Literal["exact", "pwl", "quadratic"], Rule("'exact', 'pwl' or 'quadratic'")]
 Segments = Annotated[
     Annotated[int, Strict(), Field(ge=1, le=256)] | None,
@@ -201,6 +210,12 @@ class DefaultSection(Section):
         False, description="true: the range of input.x of the first layer need not contain 0"
     )
     tie_x_and_h: Flag = Field(False, description="true: one scale for input.x and output.h")
+    rounding: AnyRounding = Field(
+        "half_even", description="how the hardware rounds sums; double: in two steps, as TFLite"
+    )
+    rounding_input: InputRounding = Field(
+        None, description="how real values are rounded to codes; null: as rounding says"
+    )
     disable_quantization: Flag = Field(False, description="true: compute in floating point")
 
     @model_validator(mode="after")

@@ -12,8 +12,10 @@ from quant_gru.config.explain import as_config_error
 from quant_gru.config.fields import (
     Activation,
     ActivationOperator,
+    AnyRounding,
     Document,
     Flag,
+    InputRounding,
     ScaleKind,
     Section,
     Segments,
@@ -68,6 +70,10 @@ class QuantConfig(Public, Section):
         input_excludes_zero: Whether the range of `input.x` of the first layer need not contain 0:
             its zero point may then lie outside of the codes.
         tie_x_and_h: Whether calibration gives input.x and output.h one scale and zero point.
+        rounding: How the hardware rounds sums: ``half_even``, ``half_away``, ``half_up``,
+            ``floor``, or ``double`` for the two steps of TFLite.
+        rounding_input: How real values are rounded to codes; None: as `rounding`, and
+            ``half_away`` for ``double``.
         disable_quantization: Whether to compute in floating point.
         description: Free text, preserved when writing.
         comment: Free text, preserved when writing.
@@ -93,6 +99,8 @@ class QuantConfig(Public, Section):
     correct_bias: Flag = True
     input_excludes_zero: Flag = False
     tie_x_and_h: Flag = False
+    rounding: AnyRounding = "half_even"
+    rounding_input: InputRounding = None
     disable_quantization: Flag = False
     section_comments: SectionComments = SectionComments()
 
@@ -145,6 +153,13 @@ class QuantConfig(Public, Section):
     def segment_count(self) -> int | None:
         """Pieces per table, including the default; None for exact tables."""
         return self.segments or _DEFAULT_SEGMENTS[self.activation]
+
+    @property
+    def border_rounding(self) -> str:
+        """The rule for real values, including the default."""
+        if self.rounding_input is not None:
+            return self.rounding_input
+        return "half_away" if self.rounding == "double" else self.rounding
 
     # --- changed copies
 

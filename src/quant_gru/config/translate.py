@@ -23,6 +23,8 @@ GLOBALS = (
     "correct_bias",
     "input_excludes_zero",
     "tie_x_and_h",
+    "rounding",
+    "rounding_input",
     "disable_quantization",
 )
 """The fields of `QuantConfig` in the section ``default_config`` of the file."""

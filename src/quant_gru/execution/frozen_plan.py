@@ -194,7 +194,7 @@ class FrozenPlans(CallKeeper):
         def product(weight: str, K: int, x: str, y: str, M: Tensor, k: Tensor) -> tuple[Any, int]:
             bits = config[weight].bitwidth
             assert bits is not None
-            return matmul_sum(y, bits, K, q[x], q[y], M, k)
+            return matmul_sum(y, bits, K, q[x], q[y], M, k, config.rounding)
 
         Wx, bound_Wx = product("weight.W", W.shape[1], "input.x", "matmul.Wx", Mx, kx)
         Rh, bound_Rh = product("weight.R", R.shape[1], "output.h", "matmul.Rh", Mh, kh)

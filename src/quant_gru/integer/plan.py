@@ -7,7 +7,7 @@ weight part is rebuilt on the weights' device, without a host sync, when a weigh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -20,6 +20,7 @@ from quant_gru.integer.qparams import (
     scales_of,
 )
 from quant_gru.integer.quantizer import MAX_SCALE, Quantizer
+from quant_gru.integer.rounding import DEFAULT
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import (
     WeightedSum,
@@ -49,6 +50,7 @@ class FrozenPart:
             op.old_contrib, op.new_contrib, output.h; fused products are absent.
         tables: gate.z_out, gate.r_out, gate.g_out -> table.
         zoneout: The weighted sum of the states before and after a step; None without zoneout.
+        rounding: The rule of all sums and tables; quantizers of real values have their own.
     """
 
     quantizers: Mapping[str, Quantizer]
@@ -57,6 +59,7 @@ class FrozenPart:
     sums: Mapping[str, WeightedSum]
     tables: Mapping[str, Table]
     zoneout: WeightedSum | None = None
+    rounding: str = DEFAULT
 
     @property
     def one_minus_z(self) -> int:
@@ -168,6 +171,15 @@ class GRUPlan:
     between: tuple[tuple[tuple[WeightedSum, ...], ...], ...]
 
     @property
+    def rounds_to_even(self) -> bool:
+        """Whether all sums, and all conversions of real values, round ties to even."""
+        cells = [cell for layer in self.cells for cell in layer]
+        return all(
+            {cell.frozen.rounding, cell.border.rounding, cell.h.rounding} == {DEFAULT}
+            for cell in cells
+        )
+
+    @property
     def is_far(self) -> bool:
         """Whether the input of the GRU has a zero point outside of its codes."""
         return any(cell.border.is_outside for cell in self.cells[0])
@@ -176,7 +188,10 @@ class GRUPlan:
 def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
     """Join the plans of all layers and directions."""
     between = tuple(
-        tuple(tuple(_between(below.h, cell.x) for below in lower) for cell in upper)
+        tuple(
+            tuple(_between(below.h, cell.x, cell.frozen.rounding) for below in lower)
+            for cell in upper
+        )
         for lower, upper in pairwise(cells)
     )
     return GRUPlan(tuple(tuple(layer) for layer in cells), between)
@@ -194,8 +209,10 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
         qparams: Quantizers and tables.
         device: Device of the tables.
     """
-    border = qparams.quantizers["input.x"]
-    q = {**qparams.quantizers, "input.x": border.inner}
+    rule, border_rule = qparams.config.rounding, qparams.config.border_rounding
+    border = replace(qparams.quantizers["input.x"], rounding=border_rule)
+    state = replace(qparams.quantizers["output.h"], rounding=border_rule)
+    q = {**qparams.quantizers, "input.x": border.inner, "output.h": state}
     Wx, Rh, h = q["matmul.Wx"], q["matmul.Rh"], q["output.h"]
     z, r, g = q["gate.z_out"], q["gate.r_out"], q["gate.g_out"]
     one = round(1.0 / z.scale)
@@ -213,6 +230,7 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
             hi=out.hi,
             zero_point=out.zero_point,
             pot=pot,
+            rounding=rule,
         )
 
     def product(
@@ -223,7 +241,7 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
         bound = (a.max_abs if bound_a is None else bound_a) * b.max_abs
         if name not in q:
             return scale, bound
-        sums[name] = _one_term_sum(scale / q[name].scale, a.bits + b.bits, bound, q[name])
+        sums[name] = _one_term_sum(scale / q[name].scale, a.bits + b.bits, bound, q[name], rule)
         return q[name].scale, q[name].max_abs
 
     from_W, from_R = (Wx.scale, Wx.max_abs), (Rh.scale, Rh.max_abs)
@@ -234,22 +252,24 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
     new = product("op.new_contrib", z, g, bound_a=largest_one_minus(one, z))
     add("output.h", old, new)
     tables = {name: table.to(device) for name, table in qparams.tables.items()}
-    return FrozenPart(q, border, one, sums, tables, zoneout_sum(qparams.zoneout, h))
+    zoneout = zoneout_sum(qparams.zoneout, h, rule)
+    return FrozenPart(q, border, one, sums, tables, zoneout, rule)
 
 
-def zoneout_sum(p: float, h: Quantizer) -> WeightedSum | None:
+def zoneout_sum(p: float, h: Quantizer, rounding: str = DEFAULT) -> WeightedSum | None:
     """Return the sum for a state that keeps a share `p` of its old value; None if it keeps none.
 
     Args:
         p: The share, rounded to a multiple of 2^-15.
         h: Quantizer of output.h.
+        rounding: The rule of the sum.
     """
     kept = round(p * (1 << ZONEOUT_SHIFT))
     if not kept:
         return None
     multipliers = (kept, (1 << ZONEOUT_SHIFT) - kept)
     tier = tier_of(multipliers, (h.max_abs, h.max_abs), ZONEOUT_SHIFT)
-    return WeightedSum(multipliers, ZONEOUT_SHIFT, h.zero_point, h.lo, h.hi, tier)
+    return WeightedSum(multipliers, ZONEOUT_SHIFT, h.zero_point, h.lo, h.hi, tier, rounding)
 
 
 def build_weights(
@@ -305,7 +325,8 @@ def build_weights(
         B = B / (unit * float(1 << bias_shift(n, act.bits)))
         B = torch.round(B).clamp(-limit, limit).to(torch.int64)
         M, k = one_term(divided(unit, out.scale), significant_bits(n + act.bits))
-        return B, *matmul_sum(result, n, codes[weight].shape[1], act, out, M, k)
+        K = codes[weight].shape[1]
+        return B, *matmul_sum(result, n, K, act, out, M, k, qparams.config.rounding)
 
     Bw, Wx, bound_Wx = sums("weight.W", "weight.bw", "input.x", "matmul.Wx")
     Br, Rh, bound_Rh = sums("weight.R", "weight.br", "output.h", "matmul.Rh")
@@ -328,7 +349,14 @@ def build_weights(
 
 
 def matmul_sum(
-    name: str, weight_bits: int, K: int, operand: Quantizer, out: Quantizer, M: Tensor, k: Tensor
+    name: str,
+    weight_bits: int,
+    K: int,
+    operand: Quantizer,
+    out: Quantizer,
+    M: Tensor,
+    k: Tensor,
+    rounding: str,
 ) -> tuple[WeightedSum, int]:
     """Return the weighted sum of a matrix product, and its accumulator's bound without bias.
 
@@ -340,6 +368,7 @@ def matmul_sum(
         out: Quantizer of the result.
         M: Multipliers, integers (3H,).
         k: Shifts, integers (3H,).
+        rounding: The rule of the sum.
 
     Raises:
         QuantGRUError: Kernels cannot accumulate K products of such operands.
@@ -349,7 +378,7 @@ def matmul_sum(
     bound = K * (1 << (weight_bits - 1)) * operand.max_abs
     limit = bias_limit(weight_bits, operand.bits)
     tier = "e" if width > 32 else one_term_tier(bound + limit, significant_bits(width))
-    return WeightedSum((M,), k, out.zero_point, out.lo, out.hi, tier), bound
+    return WeightedSum((M,), k, out.zero_point, out.lo, out.hi, tier, rounding), bound
 
 
 def bias_shift(weight_bits: int, activation_bits: int) -> int:
@@ -368,17 +397,17 @@ def bias_limit(weight_bits: int, activation_bits: int) -> int:
     return 1 << 46 if weight_bits + activation_bits <= 32 else 1 << 62
 
 
-def _between(below: Quantizer, x: Quantizer) -> WeightedSum:
-    return _one_term_sum(below.scale / x.scale, below.bits, below.max_abs, x, p=24)
+def _between(below: Quantizer, x: Quantizer, rounding: str = DEFAULT) -> WeightedSum:
+    return _one_term_sum(below.scale / x.scale, below.bits, below.max_abs, x, rounding, p=24)
 
 
 def _one_term_sum(
-    ratio: float, width: int, bound: int, out: Quantizer, p: int | None = None
+    ratio: float, width: int, bound: int, out: Quantizer, rounding: str, p: int | None = None
 ) -> WeightedSum:
     p = significant_bits(width) if p is None else p
     M, k = one_term(torch.tensor(ratio, dtype=torch.float64, device="cpu"), p)
     tier = "e" if width > 32 else one_term_tier(bound, p)
-    return WeightedSum((int(M),), int(k), out.zero_point, out.lo, out.hi, tier)
+    return WeightedSum((int(M),), int(k), out.zero_point, out.lo, out.hi, tier, rounding)
 
 
 def update_first(w: Tensor) -> Tensor:

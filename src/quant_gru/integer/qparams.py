@@ -113,6 +113,11 @@ class QParams:
         for name in FIXED_RANGE:
             if name not in self.tables:
                 raise QuantGRUError(f"Expected a table, got none (operator '{name}')")
+            if self.tables[name].rounding != self.config.rounding:
+                raise QuantGRUError(
+                    f"Expected a table of rounding {self.config.rounding!r}, got one of "
+                    f"{self.tables[name].rounding!r} (operator '{name}')"
+                )
         for name in self.pinned:
             if name not in WEIGHTS:
                 raise QuantGRUError(f"Expected a weight, got operator '{name}'")
@@ -172,7 +177,12 @@ def make_qparams(
             function = "tanh" if name == "gate.g_out" else "sigmoid"
             try:
                 built[name] = build_table(
-                    function, complete[pre], complete[name], config.activation, config.segments
+                    function,
+                    complete[pre],
+                    complete[name],
+                    config.activation,
+                    config.segments,
+                    config.rounding,
                 )
             except QuantGRUError as error:
                 raise QuantGRUError(f"{error} (operator '{name}')") from None

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from quant_gru.config.fields import DEFAULT_ROUNDING
 from quant_gru.errors import QuantGRUError
 
 MIN_SCALE = 2.0**-126
@@ -33,6 +34,25 @@ def container_dtype(lo: int, hi: int) -> torch.dtype:
     raise QuantGRUError(f"Expected codes to fit 64 bits, got the range [{lo}, {hi}]")
 
 
+def rounded(y: Tensor, rule: str) -> Tensor:
+    """Return real values rounded to integers, as real values; NaN stays NaN.
+
+    Args:
+        y: Real values.
+        rule: One of `ROUNDINGS` except ``double``, which needs a multiplier.
+    """
+    if rule == "half_even":
+        return torch.round(y)
+    if rule == "floor":
+        return torch.floor(y)
+    whole = torch.trunc(y)
+    # exact, unlike y + 0.5
+    rest = y - whole
+    down = rest <= -0.5 if rule == "half_away" else rest < -0.5
+    # infinite values have no rest
+    return torch.where(y.isinf(), y, whole + (rest >= 0.5).to(y.dtype) - down.to(y.dtype))
+
+
 @dataclass(frozen=True)
 class Quantizer:
     """Real value = `scale * (code - zero_point)`, with codes in [lo, hi].
@@ -43,6 +63,7 @@ class Quantizer:
         scale: A normal float32 number, stored as a Python float.
         zero_point: The code of the real value 0, inside [lo, hi] unless `far`.
         far: Whether the zero point may lie outside of the codes: 0 then has no code of its own.
+        rounding: The rule for real values; plans set that of their configuration.
     """
 
     bits: int
@@ -50,6 +71,7 @@ class Quantizer:
     scale: float
     zero_point: int = 0
     far: bool = False
+    rounding: str = DEFAULT_ROUNDING
 
     def __post_init__(self) -> None:
         if not (isinstance(self.bits, int) and 1 <= self.bits <= 32):
@@ -111,14 +133,14 @@ class Quantizer:
         return container_dtype(self.lo, self.hi)
 
     def quantize(self, x: Tensor) -> Tensor:
-        """Return the codes of `x`, int64, same shape: `clamp(rint(x / s), lo-z, hi-z) + z`.
+        """Return the codes of `x`, int64, same shape: `clamp(round(x / s), lo-z, hi-z) + z`.
 
-        The division is in float32, ties round to even, and infinities saturate. NaN becomes the
+        The division is in float32, `rounding` says how, and infinities saturate. NaN becomes the
         code of 0; the caller tracks NaN separately.
         """
-        rounded = self._rounded(x)
-        rounded = rounded.masked_fill(rounded.isnan(), 0.0)
-        clamped = rounded.clamp(self.lo - self.zero_point, self.hi - self.zero_point)
+        y = self._rounded(x)
+        y = y.masked_fill(y.isnan(), 0.0)
+        clamped = y.clamp(self.lo - self.zero_point, self.hi - self.zero_point)
         return clamped.to(torch.int64) + self.zero_point
 
     def inside(self, x: Tensor) -> Tensor:
@@ -130,7 +152,7 @@ class Quantizer:
         # s must be a tensor on x's device: CUDA replaces division by a CPU scalar with a
         # multiplication by its reciprocal, which rounds differently.
         s = torch.full((), self.scale, dtype=torch.float32, device=x.device)
-        y = torch.round(x.detach().to(torch.float32) / s)
+        y = rounded(x.detach().to(torch.float32) / s, self.rounding)
         # float32 represents the limits of up to 24 bits exactly
         return y if self.bits <= 24 else y.to(torch.float64)
 

@@ -1,7 +1,7 @@
 """Sigmoid and tanh as integers: one object for exact, fine, linear and quadratic tables.
 
     t = clamp(q, qa, qb) - bounds[segment]
-    y = clamp(rne((c0 + c1*t + c2*t^2) / 2^k) + z_out, lo, hi)
+    y = clamp(round((c0 + c1*t + c2*t^2) / 2^k) + z_out, lo, hi)
 
 Tables are built once, on the host, in float64, and are part of the plan. No executor computes a
 sigmoid or a tanh.
@@ -22,6 +22,7 @@ from torch import Tensor
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.elementary import sigmoid, tanh
 from quant_gru.integer.quantizer import Quantizer, container_dtype
+from quant_gru.integer.rounding import DEFAULT, shifted
 from quant_gru.integer.spline import fit_spline
 
 Array = NDArray[np.float64]
@@ -49,6 +50,7 @@ class Table:
         lo: Smallest output code.
         hi: Largest output code.
         segment_shift: u if every segment has 2^u codes (the last may be shorter), otherwise None.
+        rounding: The rule of the sum. A table has no multiplier, so ``double`` is ``half_up``.
     """
 
     bounds: Tensor
@@ -59,6 +61,7 @@ class Table:
     lo: int
     hi: int
     segment_shift: int | None
+    rounding: str = DEFAULT
 
     def __call__(self, q: Tensor) -> Tensor:
         """Return the output codes of the input codes `q`, int64, same shape."""
@@ -74,9 +77,8 @@ class Table:
         for power in range(coefficients.shape[1] - 2, -1, -1):
             y = y * t + coefficients[segment, power]
         if self.shift:
-            # rne: add half - 1, or half if the quotient is odd, so that ties round to even
-            half = 1 << (self.shift - 1)
-            y = (y + (half - 1) + ((y >> self.shift) & 1)) >> self.shift
+            k = torch.full_like(first, self.shift)
+            y = shifted(y, k, self.rounding, k)
         return (y + self.zero_point).clamp(self.lo, self.hi)
 
     def to(self, device: torch.device) -> Table:
@@ -92,12 +94,13 @@ class Table:
             self.lo,
             self.hi,
             self.segment_shift,
+            self.rounding,
         )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Table):
             return NotImplemented
-        scalars = ("last", "shift", "zero_point", "lo", "hi", "segment_shift")
+        scalars = ("last", "shift", "zero_point", "lo", "hi", "segment_shift", "rounding")
         return (
             all(getattr(self, name) == getattr(other, name) for name in scalars)
             and self.bounds.tolist() == other.bounds.tolist()
@@ -129,6 +132,7 @@ def build_table(
     out: Quantizer,
     activation: str = "exact",
     segments: int | None = None,
+    rounding: str = DEFAULT,
 ) -> Table:
     """Build the table of `function` between two quantizers.
 
@@ -138,18 +142,19 @@ def build_table(
         out: Quantizer of the output codes.
         activation: 'exact', 'pwl' (linear segments) or 'quadratic'.
         segments: Maximum number of segments for 'pwl' (default 16) and 'quadratic' (default 8).
+        rounding: The rule by which the table will be read.
     """
     if activation == "exact" and pre.bits <= EXACT_BITS:
         codes = np.arange(pre.lo, pre.hi + 1)
         entries = float_table(function, pre, out, codes) - out.zero_point
-        return _make(function, out, codes, pre.hi, entries[:, None].tolist(), 0, 0)
+        return _make(function, out, codes, pre.hi, entries[:, None].tolist(), 0, 0, rounding)
     if activation == "exact":
-        return _build_exact(function, pre, out)
+        return _build_exact(function, pre, out, rounding)
     qa, qb = _active_range(function, pre, out)
     f = _in_code_units(function, pre, out)
     degree, default = (1, 16) if activation == "pwl" else (2, 8)
     starts, real = fit_spline(f, qa, qb, segments or default, degree)
-    return _quantize(function, pre, out, starts, qb, real, None)
+    return _quantize(function, pre, out, starts, qb, real, None, rounding)
 
 
 def float_table(
@@ -186,19 +191,21 @@ def _active_range(function: str, pre: Quantizer, out: Quantizer) -> tuple[int, i
     return qa, high
 
 
-def _build_exact(function: str, pre: Quantizer, out: Quantizer) -> Table:
+def _build_exact(function: str, pre: Quantizer, out: Quantizer, rounding: str) -> Table:
     """Use as few segments as wide codes need; at most 256 for codes of up to 16 bits."""
     most = MAX_SEGMENTS
-    table = _build_uniform(function, pre, out, most)
+    table = _build_uniform(function, pre, out, most, rounding)
     if max(pre.bits, out.bits) <= NARROW_BITS:
         return table
     while most < MAX_WIDE_SEGMENTS and _largest_difference(table, function, pre, out) > 1:
         most *= 2
-        table = _build_uniform(function, pre, out, most)
+        table = _build_uniform(function, pre, out, most, rounding)
     return table
 
 
-def _build_uniform(function: str, pre: Quantizer, out: Quantizer, most: int) -> Table:
+def _build_uniform(
+    function: str, pre: Quantizer, out: Quantizer, most: int, rounding: str
+) -> Table:
     """Build quadratic segments of equal length, a power of two; at most `most` segments."""
     qa, qb = _active_range(function, pre, out)
     u = max(0, (max(qb - qa, 1) - 1).bit_length() - (most.bit_length() - 1))
@@ -206,7 +213,7 @@ def _build_uniform(function: str, pre: Quantizer, out: Quantizer, most: int) -> 
         u += 1
     starts = np.arange(qa, qb + 1, 1 << u)
     real = _fit_uniform(_in_code_units(function, pre, out), starts, 1 << u)
-    return _quantize(function, pre, out, starts, qb, real, u)
+    return _quantize(function, pre, out, starts, qb, real, u, rounding)
 
 
 def _largest_difference(table: Table, function: str, pre: Quantizer, out: Quantizer) -> int:
@@ -248,12 +255,13 @@ def _quantize(
     last: int,
     real: Array,
     u: int | None,
+    rounding: str,
 ) -> Table:
     """Round the coefficients to integers, with the largest shift that keeps every sum exact.
 
     Sums stay below 2^30 if both widths are at most 8 bits, below 2^52 up to 16 bits, and below
     2^62 beyond. 32-bit integers, float64 and 64-bit integers are exact in these ranges. A spline
-    stays continuous.
+    stays continuous. A table that is read with ``floor`` contains the half that rounds it.
     """
     width = max(pre.bits, out.bits)
     budget = 30 if width <= 8 else 52 if width <= 16 else 62
@@ -264,7 +272,9 @@ def _quantize(
     mantissa, exponent = math.frexp(largest)
     k = max(0, budget - (exponent - 1 if mantissa == 0.5 else exponent) - 1)
     rows = _joined_rows(real, lengths, k) if u is None else _uniform_rows(real, (1 << u) - 1, k)
-    return _make(function, out, starts, last, rows, k, u)
+    if rounding == "floor" and k:
+        rows = [[c0 + (1 << (k - 1)), *others] for c0, *others in rows]
+    return _make(function, out, starts, last, rows, k, u, rounding)
 
 
 def _joined_rows(real: Array, lengths: Array, k: int) -> list[list[int]]:
@@ -310,6 +320,7 @@ def _make(
     rows: list[list[int]],
     shift: int,
     u: int | None,
+    rounding: str,
 ) -> Table:
     fmin, fmax = (round(edge / out.scale) + out.zero_point for edge in RANGES[function])
     return Table(
@@ -321,4 +332,5 @@ def _make(
         max(out.lo, fmin),
         min(out.hi, fmax),
         u,
+        rounding,
     )

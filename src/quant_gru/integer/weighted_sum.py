@@ -1,7 +1,7 @@
-"""The one primitive of the integer GRU: a weighted sum, rounded once, ties to even.
+"""The one primitive of the integer GRU: a weighted sum, rounded once at its end.
 
     weighted_sum(v_1..v_n; M_1..M_n; k; z; lo, hi)
-        = clamp(rne((M_1*v_1 + .. + M_n*v_n) / 2^k) + z, lo, hi)
+        = clamp(round((M_1*v_1 + .. + M_n*v_n) / 2^k) + z, lo, hi)
 
 A term v_i is a zero-point-free code, a product of two such codes, or an accumulator. All arithmetic
 is exact: int64 where the plan's bounds permit it, Python integers otherwise.
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.errors import QuantGRUError
+from quant_gru.integer.rounding import DEFAULT, shifted, shifted_integers
 
 WideIntegers: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
 """An array of Python integers, for values that exceed 64 bits."""
@@ -72,6 +73,7 @@ class WeightedSum:
         hi: Largest code.
         tier: Arithmetic that is exact for this sum: 'a' float32, 'b' 32-bit, 'c' float64,
             'd' 64-bit, 'e' 128-bit. It never changes the value.
+        rounding: The rule by which the sum is rounded.
     """
 
     multipliers: tuple[int | Tensor, ...]
@@ -80,6 +82,7 @@ class WeightedSum:
     lo: int
     hi: int
     tier: str
+    rounding: str = DEFAULT
 
     def __call__(self, *terms: Term) -> Tensor:
         """Return the clamped codes, int64, in the broadcast shape of the terms."""
@@ -91,11 +94,21 @@ class WeightedSum:
         Values that do not fit int64 are replaced by values outside [lo, hi] on the same side.
         """
         if self.tier == "e":
-            return _round_python(terms, self.multipliers, self.shift) + self.zero_point
+            return _round_python(self, terms) + self.zero_point
         total: Any = 0
         for term, M in zip(terms, self.multipliers, strict=True):
             total = total + (term[0] * term[1] if isinstance(term, tuple) else term) * M
-        return _round_int64(total, self.shift) + self.zero_point
+        return _round_int64(self, total) + self.zero_point
+
+    @property
+    def first_shift(self) -> int | Tensor:
+        """Bits of the largest multiplier, which the first step of ``double`` shifts out, or 0."""
+        if self.rounding != "double":
+            return 0
+        (M, *others) = self.multipliers
+        if isinstance(M, Tensor):
+            return torch.frexp(M.to(torch.float64))[1].to(torch.int64)
+        return max(int(each).bit_length() for each in (M, *others))
 
 
 def several_terms(
@@ -107,6 +120,7 @@ def several_terms(
     hi: int,
     zero_point: int,
     pot: bool,
+    rounding: str = DEFAULT,
 ) -> WeightedSum:
     """Choose one shift for all terms: that of a fast tier if accurate, otherwise a larger one.
 
@@ -119,6 +133,7 @@ def several_terms(
         zero_point: Zero point of the result.
         pot: Whether all scales are powers of two. The multipliers are then divided by their common
             power of two before a tier is chosen, which changes no value.
+        rounding: The rule of the sum.
     """
     k = _shift_of_24_bits(ratios)
     if not pot:
@@ -132,7 +147,7 @@ def several_terms(
         joint = reduce(or_, Ms)
         common = (joint & -joint).bit_length() - 1
         Ms, k = [M >> common for M in Ms], k - common
-    return WeightedSum(tuple(Ms), k, zero_point, lo, hi, tier_of(Ms, bounds, k))
+    return WeightedSum(tuple(Ms), k, zero_point, lo, hi, tier_of(Ms, bounds, k), rounding)
 
 
 def tier_of(Ms: Sequence[int], bounds: Sequence[int], k: int) -> str:
@@ -273,19 +288,17 @@ def _fits_words(Ms: Sequence[int], bounds: Sequence[int], k: int) -> bool:
     return max(Ms) < _INT64_LIMIT and _largest(Ms, bounds) + (1 << max(k - 1, 0)) < 1 << 127
 
 
-def _round_int64(total: Tensor, shift: int | Tensor) -> Tensor:
-    """Return rne(total / 2^shift) for any shift, exact for all int64; negative shifts saturate."""
-    k = torch.as_tensor(shift, dtype=torch.int64, device=total.device)
-    right = k.clamp(0, 63)
-    quotient = total >> right
-    rest = total - (quotient << right)
-    half = torch.ones_like(right) << (right - 1).clamp(min=0)
-    up = (rest > half) | ((rest == half) & (quotient & 1 == 1))
-    rounded = quotient + (up & (k > 0))
+def _round_int64(of: WeightedSum, total: Tensor) -> Tensor:
+    """Return total / 2^shift rounded, for any shift, for all int64; negative shifts saturate."""
+    k, first = (
+        torch.as_tensor(each, dtype=torch.int64, device=total.device)
+        for each in (of.shift, of.first_shift)
+    )
+    found = shifted(total, k.clamp(min=0), of.rounding, first)
     left = (-k).clamp(0, _SATURATES_LOG2)
     limit = torch.full_like(left, 1 << _SATURATES_LOG2) >> left
-    shifted = torch.minimum(torch.maximum(total, -limit), limit) << left
-    return torch.where(k > 63, 0, torch.where(k < 0, shifted, rounded))
+    multiplied = torch.minimum(torch.maximum(total, -limit), limit) << left
+    return torch.where(k < 0, multiplied, found)
 
 
 def python_integers(value: Any) -> WideIntegers:
@@ -295,27 +308,21 @@ def python_integers(value: Any) -> WideIntegers:
     return torch.as_tensor(value, device="cpu").numpy().astype(object)
 
 
-def _round_python(
-    terms: Sequence[Term], multipliers: Sequence[int | Tensor], shift: int | Tensor
-) -> Tensor:
-    """Return rne(sum of M_i * v_i / 2^shift) from Python integers, clamped to 62 bits."""
+def _round_python(of: WeightedSum, terms: Sequence[Term]) -> Tensor:
+    """Return the rounded sum from Python integers, clamped to 62 bits."""
     total: Any = 0
     device = torch.device("cpu")
-    for term, M in zip(terms, multipliers, strict=True):
+    for term, M in zip(terms, of.multipliers, strict=True):
         factors = term if isinstance(term, tuple) else (term,)
         v: Any = 1
         for factor in factors:
             device = factor.device if isinstance(factor, Tensor) else device
             v = v * python_integers(factor)
         total = total + v * python_integers(M)
-    device = shift.device if isinstance(shift, Tensor) else device
+    device = of.shift.device if isinstance(of.shift, Tensor) else device
     # Use at least one dimension: NumPy converts 0-d object arrays to machine integers.
-    k = np.atleast_1d(python_integers(shift))
+    k, first = (np.atleast_1d(python_integers(each)) for each in (of.shift, of.first_shift))
     right, left = np.maximum(k, 0), np.maximum(-k, 0)
-    quotient = total >> right
-    twice_rest = (total - (quotient << right)) << 1
-    divisor = np.full_like(right, 1) << right
-    up = (twice_rest > divisor) | ((twice_rest == divisor) & (quotient % 2 == 1))
-    rounded = (quotient + up.astype(object)) << left
-    limited = np.minimum(np.maximum(rounded, -(1 << 62)), 1 << 62)
+    found = shifted_integers(total, right, of.rounding, first) << left
+    limited = np.minimum(np.maximum(found, -(1 << 62)), 1 << 62)
     return torch.from_numpy(np.asarray(limited, dtype=np.int64)).to(device)

@@ -194,7 +194,8 @@ class Stream:
 Streams = tuple[Callable[[], int], Callable[[], int]]
 Real = tuple[int, int, int, int, int, int]  # address, strides of steps and rows, T, N, C
 Quantizer = tuple[int, bool, float, int]  # bits, signed, scale, zero point
-Between = tuple[int, int, Quantizer, Quantizer]  # shift, multiplier, below, above
+# shift, multiplier, below, above, rule of rounding
+Between = tuple[int, int, Quantizer, Quantizer, int]
 
 def quantize(x: Real, quantizer: Quantizer, codes: int, nan: int, /) -> None: ...
 def mask(x: Real, quantizer: Quantizer, grad: int, /) -> None: ...

@@ -47,8 +47,9 @@ class Executor:
     def stack_of(self, plan: GRUPlan) -> Stack | None:
         """Return an object that runs all layers and directions of a plan on real values.
 
-        Return None if an operator has more than 16 bits, if the reference executor runs, or if the
-        input has a zero point outside of its codes, which stacks do not know.
+        Return None if an operator has more than 16 bits, if the reference executor runs, if the
+        input has a zero point outside of its codes, or if the kernels of stacks do not know the
+        rule of rounding.
 
         Args:
             plan: The plan.
@@ -322,13 +323,14 @@ class CUDA(Executor):
 
     def stack_of(self, plan: GRUPlan) -> Stack | None:
         """See `Executor`."""
-        return None if plan.is_far else cuda_stack.stack_of(plan)
+        runs = plan.rounds_to_even and not plan.is_far
+        return cuda_stack.stack_of(plan) if runs else None
 
     def prepared_backward(self, plan: GRUPlan, precision: str) -> Prepared | None:
         """See `Executor`."""
         device = plan.cells[0][0].weights.W.device
         # 'fp32' depends on PyTorch's current float32 matmul precision
-        if plan.is_far or precision == "fp32" or capturing(device):
+        if plan.is_far or not plan.rounds_to_even or precision == "fp32" or capturing(device):
             return None
         stack = cuda_stack.stack_of(plan)
         return None if stack is None else PreparedBackward(plan, precision, stack.machine)
@@ -389,7 +391,7 @@ class CUDA(Executor):
         codes: Sequence[Tensor],
     ) -> Tensor:
         """See `Executor`."""
-        if all(map(boundary.takes, (above, *below))):
+        if boundary.requantizes(sums, below, above):
             return boundary.requantize(sums, below, above, codes)
         return super().requantize(sums, below, above, codes)
 
@@ -402,7 +404,7 @@ class CUDA(Executor):
         grad: Tensor,
     ) -> Tensor:
         """See `Executor`."""
-        if not _is_plain(grad) or not all(map(boundary.takes, (above, *below))):
+        if not _is_plain(grad) or not boundary.requantizes(sums, below, above):
             return super().masked_requantized(sums, below, above, codes, grad)
         boundary.mask_requantized(sums, below, above, codes, grad)
         return grad

@@ -385,7 +385,8 @@ def _empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> W
 
     def product(name: str, operand: Quantizer, result: str) -> tuple[WeightedSum, int]:
         K = sizes[name][1]
-        return matmul_sum(result, bits[name], K, operand, q[result], integers(), integers())
+        M, k = integers(), integers()
+        return matmul_sum(result, bits[name], K, operand, q[result], M, k, frozen.rounding)
 
     Wx, bound_Wx = product("weight.W", q["input.x"], "matmul.Wx")
     Rh, bound_Rh = product("weight.R", q["output.h"], "matmul.Rh")

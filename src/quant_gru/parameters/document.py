@@ -323,9 +323,11 @@ def _qparams(cell: CellParams, config: QuantConfig, document: Document, where: s
         for name, table in cell.tables.items():
             check_table(table, quantizers[PRE_ACTIVATION[name]], quantizers[name])
             if config.activation == "exact" and name not in rounded:
-                check_curve(_table_of(table), quantizers, name)
+                check_curve(_table_of(table, config), quantizers, name)
         tables = {
-            name: _table_of(table) for name, table in cell.tables.items() if name not in rounded
+            name: _table_of(table, config)
+            for name, table in cell.tables.items()
+            if name not in rounded
         }
         made = make_qparams(config, quantizers, pinned, tables)
         name = "input.x"
@@ -338,7 +340,7 @@ def _qparams(cell: CellParams, config: QuantConfig, document: Document, where: s
         raise ParameterError(f"{named}, {place})") from None
 
 
-def _table_of(table: TableParams) -> Table:
+def _table_of(table: TableParams, config: QuantConfig) -> Table:
     return Table(
         compact(table.bounds),
         table.last,
@@ -348,6 +350,7 @@ def _table_of(table: TableParams) -> Table:
         table.lo,
         table.hi,
         table.segment_shift,
+        config.rounding,
     )
 
 

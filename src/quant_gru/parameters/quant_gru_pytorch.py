@@ -3,6 +3,9 @@
 They have `model_info` and, for each direction, `operators` with `dtype`, `symmetric`, `scale` and
 `zero_point`. Scales of weights are in the order of gates of Haste (z, r, n). Tables are not in
 them: they are made as after a calibration.
+
+Versions whose operators have the older names (`x`, `z_out`) round half away from zero, and those
+with the newer names (`input`, `update_gate_output`) to even.
 """
 
 from __future__ import annotations
@@ -56,11 +59,17 @@ def read(data: dict[str, Any], where: str) -> tuple[Shape, QuantConfig, list[lis
             f"Expected powers of two as scales (use_pot2_scale true), got others ({where})"
         )
     kind = "pot" if pot and given is not False else "free"
+    rounding = _rounding_of(data["operators"])
     made = [
-        _cell(cell, kind, shape, f"{name}, {where}")
+        _cell(cell, kind, rounding, shape, f"{name}, {where}")
         for cell, name in zip(found, names, strict=True)
     ]
     return shape, made[0].config, [made]
+
+
+def _rounding_of(operators: dict[str, Any]) -> str:
+    """Return how the version rounds that wrote a file, by its names of operators."""
+    return "half_even" if any(name in NEWER_NAMES for name in operators) else "half_away"
 
 
 def _shape(info: dict[str, Any], where: str) -> Shape:
@@ -146,7 +155,9 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _cell(operators: dict[str, dict[str, Any]], kind: str, shape: Shape, where: str) -> QParams:
+def _cell(
+    operators: dict[str, dict[str, Any]], kind: str, rounding: str, shape: Shape, where: str
+) -> QParams:
     """Return the parameters of one direction."""
     H, place = shape.hidden_size, where
     kept = ("bitwidth", "is_symmetric", "is_unsigned")
@@ -155,7 +166,9 @@ def _cell(operators: dict[str, dict[str, Any]], kind: str, shape: Shape, where: 
         for name in WEIGHTS:
             count = len(operators[name]["scale"])
             settings[name]["granularity"] = {1: "tensor", 3: "gate"}.get(count, "channel")
-        config = QuantConfig(operators=settings, scale_kind=kind, correct_bias=False)
+        config = QuantConfig(
+            operators=settings, scale_kind=kind, correct_bias=False, rounding=rounding
+        )
         quantizers: dict[str, Quantizer] = {}
         pinned: dict[str, tuple[float, ...]] = {}
         for name, found in operators.items():

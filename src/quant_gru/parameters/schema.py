@@ -51,7 +51,7 @@ class OperatorParams(_Model):
 
 
 class TableParams(_Model):
-    """A piecewise polynomial: y = clamp(rne(sum c_p t^p / 2^shift) + zero_point, lo, hi)."""
+    """A piecewise polynomial: y = clamp(round(sum c_p t^p / 2^shift) + zero_point, lo, hi)."""
 
     bounds: list[Integer] = Field(description="first code of each segment, ascending")
     last: Integer = Field(description="input codes are clamped to [bounds[0], last]")

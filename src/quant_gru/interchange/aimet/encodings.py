@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quant_gru.config import WEIGHTS
+from quant_gru.config import WEIGHTS, QuantConfig
 from quant_gru.config.files import name_of, read_json, write_files
 from quant_gru.config.operators import suggest
 from quant_gru.errors import (
@@ -25,6 +25,7 @@ from quant_gru.errors import (
 )
 from quant_gru.execution.layers import Weights
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.integer.rounding import DEFAULT
 from quant_gru.interchange.aimet import scales, versions
 from quant_gru.interchange.aimet.entries import Entry
 from quant_gru.interchange.aimet.moved import read_tensors, with_moved
@@ -137,6 +138,8 @@ def _write(
     left_out: Sequence[str],
 ) -> None:
     """Write a file of encodings, and a parameter file for each module beside it."""
+    for name, each in documents.items():
+        _check_rounding(each["config"], name)
     texts: dict[str | os.PathLike[str], str] = {
         parameter_file(path, name): params.to_text(each) for name, each in documents.items()
     }
@@ -148,6 +151,18 @@ def _write(
             f"beside {os.fspath(path)!r} has them",
             QuantGRUWarning,
             stacklevel=caller_stacklevel(),
+        )
+
+
+def _check_rounding(config: dict[str, Any], name: str) -> None:
+    """Raise for a configuration whose rounding encodings do not say."""
+    read = QuantConfig.from_dict(config)
+    rules = (read.rounding, read.border_rounding)
+    if rules != (DEFAULT, DEFAULT):
+        where = f" (module {name!r})" if name else ""
+        raise QuantGRUError(
+            f"Expected rounding and rounding_input to be {DEFAULT!r} for encodings of AIMET, whose "
+            f"simulation rounds so, got {rules[0]!r} and {rules[1]!r}{where}"
         )
 
 

@@ -17,6 +17,7 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.execution.layers import run_codes
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.c.cell import CellSource, cell_source, is_wide
 from quant_gru.interchange.c.text import HERE, SIZES, array, fill, type_of
@@ -38,6 +39,17 @@ _TARGETS = frozenset(  # names that CMake keeps for itself
     "all clean default_target depend edit_cache help install list_install_components package "
     "package_source preinstall rebuild_cache test".split()
 )
+_RULE = "#ifndef QG_RULE\n#define QG_RULE {}\n#endif\n"
+# when a quotient cut off towards zero goes up and down
+_INPUT_MOVES = {
+    "half_even": (
+        "rest > 0.5f || (rest == 0.5f && whole % 2 != 0)",
+        "rest < -0.5f || (rest == -0.5f && whole % 2 != 0)",
+    ),
+    "half_away": ("rest >= 0.5f", "rest <= -0.5f"),
+    "half_up": ("rest >= 0.5f", "rest < -0.5f"),
+    "floor": ("0", "rest < 0.0f"),
+}
 _WIDE = "#ifndef QG_WIDE_VALUES\n#define QG_WIDE_VALUES 1\n#endif\n"
 
 
@@ -137,6 +149,7 @@ class Model:
         self.cells = [cell for layer in plan.cells for cell in layer]
         self.H, self.C = self.cells[0].hidden_size, self.cells[0].input_size
         self.D, self.layers = len(plan.cells[0]), len(plan.cells)
+        self.rule = NUMBERS[self.cells[0].frozen.rounding]
         self.x: Quantizer = self.cells[0].border
         self.input_type = type_of(self.x.lo, self.x.hi)
         self.code_type = type_of(
@@ -189,9 +202,15 @@ class Model:
             **sizes,
             **common,
         )
+        up, down = _INPUT_MOVES[self.plan.cells[0][0].border.rounding]
         code = fill(
             "model.c.in",
             wide=_WIDE if self.wide else "",
+            rounding=_RULE.format(self.rule) if self.rule else "",
+            rule=self.rule,
+            input_rule=self.plan.cells[0][0].border.rounding,
+            input_up=up,
+            input_down=down,
             value_bits=64 if self.wide else 32,
             cells="\n".join(each.text for each in sources),
             count=count,

@@ -11,11 +11,18 @@
 
 #include "fixed_point.h"
 
+/* The rule of rounding of all sums, as fixed_point.h numbers them; ties to even by default. */
+#ifndef QG_RULE
+#define QG_RULE 0
+#endif
+
 /* Helium of Cortex-M55 and M85, or the dual 16-bit multiplies of Cortex-M4, M7 and M33, where the
  * macros of the compiler say so. The assembly is that of GCC and clang; without optimization
- * they have too few free registers for it. Define QG_PORTABLE to use portable C everywhere. */
+ * they have too few free registers for it. That of Helium rounds ties to even. Define QG_PORTABLE
+ * to use portable C everywhere. */
 #if defined(QG_PORTABLE) || !defined(__GNUC__) || !defined(__OPTIMIZE__)
-#elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1) && !defined(QG_WIDE_VALUES)
+#elif QG_RULE == 0 && defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1) && \
+    !defined(QG_WIDE_VALUES)
 #define QG_HELIUM 1
 #elif defined(__ARM_FEATURE_SIMD32) && __ARM_FEATURE_SIMD32 && !defined(__ARM_BIG_ENDIAN)
 #define QG_DUAL 1
@@ -52,13 +59,13 @@ typedef int32_t qg_value;
 /* This code needs a >> that keeps the sign. */
 typedef char qg_shift_keeps_the_sign[(-1 >> 1) == -1 ? 1 : -1];
 
-/* clamp(rne((M1*(a1*b1 - z1) + M2*(a2*b2 - z2)) / 2^k) + zero, lo, hi) */
+/* clamp(round((M1*(a1*b1 - z1) + M2*(a2*b2 - z2)) / 2^k) + zero, lo, hi) */
 typedef struct {
     int64_t M1, M2; /* multipliers */
     int64_t z1, z2; /* zero points of terms; 0 for products */
     int k;          /* shift; not negative unless bits is 128 */
     int bits;       /* 32, 64 or 128: integers that hold the sum and half of 2^k; 33 for one
-                       product of a1*M1 and b1*M2, of 32 bits each, where k > 32 */
+                       product of a1*M1 and b1*M2, of 32 bits each, where k > 32; QG_DOUBLE: 128 */
     int small;      /* whether 32 bits hold the rounded sum */
     int64_t zero, lo, hi;
 } qg_sum;
@@ -83,32 +90,50 @@ QG_INLINE int32_t qg_clamp32(int32_t v, int32_t lo, int32_t hi) {
 #pragma GCC diagnostic pop
 #endif
 
-/* clamp(rne(v / 2^k) + zero, lo, hi). The zero point is added before the shift, so that one
+/* What is added to v before it is shifted by k > 0. Narrow sums and tables never have two steps. */
+QG_INLINE int64_t qg_half(int64_t v, int k) {
+    const int64_t half = (int64_t)1 << (k - 1);
+    if (QG_RULE == QG_HALF_EVEN) return half - 1 + ((v >> k) & 1);
+    if (QG_RULE == QG_HALF_AWAY) return half - (v < 0);
+    return QG_RULE == QG_FLOOR ? 0 : half;
+}
+
+/* The bits of a multiplier. */
+QG_INLINE int qg_bits(uint64_t M) {
+    int bits = 0;
+    for (; M; M >>= 1) ++bits;
+    return bits;
+}
+
+/* clamp(round(v / 2^k) + zero, lo, hi). The zero point is added before the shift, so that one
  * instruction may shift and saturate. `v` plus or minus 2^(k-1) + |zero| * 2^k does not overflow.
  */
 QG_INLINE qg_value qg_code32(int32_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
+#if QG_RULE == 0
     const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
     const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
     const int32_t odd = k ? (v >> k) & 1 : 0;
+#else
+    const int32_t add = (int32_t)zero * (int32_t)(1u << k);
+    const int32_t odd = k ? (int32_t)qg_half(v, k) : 0;
+#endif
     return (qg_value)qg_clamp32((v + add + odd) >> k, (int32_t)lo, (int32_t)hi);
 }
 
 /* The same for 64 bits. `small`: 32 bits hold the value before the clamp. */
 QG_INLINE qg_value qg_code64(int64_t v, int k, int small, int64_t zero, int64_t lo, int64_t hi) {
-    const int64_t half = k ? ((int64_t)1 << (k - 1)) - 1 : 0;
-    const int64_t add = half + zero * ((int64_t)1 << k);
-    const int64_t odd = k ? (v >> k) & 1 : 0;
-    const int64_t rounded = (v + add + odd) >> k;
+    const int64_t half = k ? qg_half(v, k) : 0;
+    const int64_t rounded = (v + half + zero * ((int64_t)1 << k)) >> k;
     if (small) return (qg_value)qg_clamp32((int32_t)rounded, (int32_t)lo, (int32_t)hi);
     return (qg_value)qg_clamp(rounded, lo, hi);
 }
 
-/* clamp(rne(a * M / 2^k) + zero, lo, hi) for k > 32, where 32 bits hold a*M >> 32, plus or minus
+/* clamp(round(a * M / 2^k) + zero, lo, hi) for k > 32, where 32 bits hold a*M >> 32, plus or minus
  * 2^(k-33) + |zero| * 2^(k-32). */
 QG_INLINE qg_value qg_code_high(int32_t a, int32_t M, int k, int64_t zero, int64_t lo, int64_t hi) {
     const int32_t add = (int32_t)zero * (int32_t)(1u << (k - 32));
     const int64_t v = (int64_t)a * M;
-#if defined(QG_DUAL)
+#if defined(QG_DUAL) && QG_RULE == 0
     /* v + 2^(k-1) - 1 + (quotient & 1), with the last bit of the quotient as a carry */
     int32_t high = (int32_t)(v >> 32);
     uint32_t low = (uint32_t)v, last;
@@ -122,10 +147,13 @@ QG_INLINE qg_value qg_code_high(int32_t a, int32_t M, int k, int64_t zero, int64
         : "cc");
     return (qg_value)qg_clamp32(high >> (k - 32), (int32_t)lo, (int32_t)hi);
 #else
-    const int32_t t = (int32_t)(v >> 32) + (int32_t)(1u << (k - 33));
+    const int32_t t = (int32_t)(v >> 32) + (QG_RULE == QG_FLOOR ? 0 : (int32_t)(1u << (k - 33)));
     int32_t q = t >> (k - 32);
-    /* A tie is rounded up above; the even neighbour is one below. */
-    if (((uint32_t)t << (64 - k) | (uint32_t)v) == 0) q &= ~1;
+    /* A tie is rounded up above; the even neighbour, or the one away from zero, is one below. */
+    if (((uint32_t)t << (64 - k) | (uint32_t)v) == 0) {
+        if (QG_RULE == QG_HALF_EVEN) q &= ~1;
+        if (QG_RULE == QG_HALF_AWAY) q -= v < 0;
+    }
     (void)add;
     return (qg_value)qg_clamp32(q + (int32_t)zero, (int32_t)lo, (int32_t)hi);
 #endif
@@ -154,7 +182,8 @@ QG_INLINE qg_value qg_apply(const qg_sum *s, qg_value a1, qg_value b1, qg_value 
     const qg_wide p2 = qg_wide_product((int64_t)a2 - s->z2, b2);
     const qg_wide v = qg_wide_add(qg_wide_times_word(p1, (uint64_t)s->M1),
                                   qg_wide_times_word(p2, (uint64_t)s->M2));
-    return (qg_value)qg_clamp(qg_wide_round(v, s->k) + s->zero, s->lo, s->hi);
+    const int first = qg_bits((uint64_t)(s->M1 | s->M2));
+    return (qg_value)qg_clamp(qg_wide_round_by(v, s->k, QG_RULE, first) + s->zero, s->lo, s->hi);
 }
 
 /* How the accumulators of a matrix product become codes: rows of M and k. */
@@ -178,7 +207,8 @@ QG_INLINE qg_value qg_requantize(const qg_rows *p, int c, int64_t v) {
     if (p->bits == 32) return qg_code32((int32_t)v * M, p->k, p->zero, p->lo, p->hi);
     if (p->bits == 33) return qg_code_high((int32_t)v, M, p->k, p->zero, p->lo, p->hi);
     if (p->bits == 64) return qg_code64(v * M, p->k, 0, p->zero, p->lo, p->hi);
-    return (qg_value)qg_clamp(qg_round(v * M, p->ks[c]) + p->zero, p->lo, p->hi);
+    return (qg_value)qg_clamp(qg_round_by(v * M, p->ks[c], QG_RULE, qg_bits((uint64_t)M)) + p->zero,
+                              p->lo, p->hi);
 }
 
 /* The code of row c of a product beyond 64 bits: high * 2^16 + low + bias * 2^bias_shift. */
@@ -188,7 +218,9 @@ QG_INLINE qg_value qg_requantize_wide(const qg_rows *p, int c, int64_t high, int
     v = qg_wide_add(v, qg_wide_left(qg_wide_of(high), 16));
     v = qg_wide_add(v, qg_wide_of(low));
     v = qg_wide_times(v, (uint32_t)p->Ms[c]);
-    return (qg_value)qg_clamp(qg_wide_round(v, p->ks[c]) + p->zero, p->lo, p->hi);
+    return (qg_value)qg_clamp(
+        qg_wide_round_by(v, p->ks[c], QG_RULE, qg_bits((uint64_t)p->Ms[c])) + p->zero, p->lo,
+        p->hi);
 }
 
 /* A piecewise polynomial from codes to codes without their zero point. */

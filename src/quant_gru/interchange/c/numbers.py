@@ -58,7 +58,9 @@ def sum_of(
     small = (total >> max(k, 0)) + 1 + abs(s.zero_point) < _WORD
     room = half + (abs(s.zero_point) << max(k, 0))
     bits = 128
-    if 0 <= k <= 30 and total + room < _WORD and small:
+    if s.rounding == "double":
+        pass  # two steps: the sum goes the way of wide ones
+    elif 0 <= k <= 30 and total + room < _WORD and small:
         bits = 32
     elif 0 <= k <= 60 and total + room < _LONG >> 1:
         bits = 64
@@ -150,7 +152,7 @@ def rows_of(
         size * operand.max_abs + (abs(b) << bias_shift)
         for size, b in zip(sizes, biases, strict=True)
     ]
-    bits, k, scaled = _requantization(bounds, Ms, ks, s.zero_point)
+    bits, k, scaled = _requantization(bounds, Ms, ks, s.zero_point, s.rounding == "double")
     # unsigned codes of a full word become signed
     full = not operand.signed and operand.bits in (8, 16, 32)
     offset = 1 << (operand.bits - 1) if full else 0
@@ -205,7 +207,7 @@ def paired(weights: Tensor) -> list[int]:
 
 
 def _requantization(
-    bounds: Sequence[int], Ms: Sequence[int], ks: Sequence[int], zero: int
+    bounds: Sequence[int], Ms: Sequence[int], ks: Sequence[int], zero: int, in_steps: bool
 ) -> tuple[int, int, list[int]]:
     """Return `bits` of qg_rows, and the shift and multipliers where all rows share a shift."""
     k, scaled = max(ks), [M << (max(ks) - k) for M, k in zip(Ms, ks, strict=True)]
@@ -216,14 +218,19 @@ def _requantization(
     largest = max(bound * M for bound, M in zip(bounds, scaled, strict=True))
     half = 1 << (k - 1) if k else 0
     small = (largest >> k) + 1 + abs(zero) < _WORD
-    if max(bounds) < _WORD and max(scaled) < _WORD and small:
+    if not in_steps and max(bounds) < _WORD and max(scaled) < _WORD and small:
         if k <= 30 and largest + half + (abs(zero) << k) < _WORD:
             return 32, k, scaled
         up = max(0, 33 - k)
         high = ((largest << up) >> 32) + 1 + (1 << (k + up - 33)) + (abs(zero) << (k + up - 32))
         if k + up <= 60 and max(scaled) << up < _WORD and high < _WORD:
             return 33, k + up, [M << up for M in scaled]
-    if max(scaled) < _WORD and k <= 60 and largest + half + (abs(zero) << k) < _LONG:
+    if (
+        not in_steps
+        and max(scaled) < _WORD
+        and k <= 60
+        and largest + half + (abs(zero) << k) < _LONG
+    ):
         return 64, k, scaled
     if max(bound * M for bound, M in zip(bounds, Ms, strict=True)) < _LONG:
         return 65, 0, list(Ms)

@@ -67,6 +67,9 @@ def short_table(table: Table, pre: Quantizer) -> ShortTable | None:
     scale = 2.0**-table.shift
     given = table.coefficients.to(torch.float64).numpy() * scale
     real[before : before + len(given)] = given[: count - before]
+    if table.rounding == "floor":
+        # the half that such a table contains
+        real[before : before + len(given), 0] -= 0.5
     codes = first + np.arange(count << u, dtype=np.int64).reshape(count, 1 << u)
     inside = (codes >= pre.lo) & (codes <= pre.hi)
     wanted = table(torch.from_numpy(codes.clip(pre.lo, pre.hi))).numpy() - table.zero_point

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.interchange.onnx.builder import Builder, Value
-from quant_gru.interchange.onnx.exact import clipped, converted, number
+from quant_gru.interchange.onnx.exact import clipped, converted, nearest, number
 
 
 def quantized(b: Builder, x: Value, quantizer: Quantizer, dtype: str = "DOUBLE") -> Value:
@@ -41,7 +41,8 @@ def quantized_beside(
         values = np.array(numbers, np.float64)
         return values[0] if np.all(values == values[0]) else np.repeat(values, sizes)
 
-    y = b.op("Round", b.op("Div", x, b.float32(of_all([q.scale for q in quantizers]))))
+    y = b.op("Div", x, b.float32(of_all([q.scale for q in quantizers])))
+    y = nearest(b, y, quantizers[0].rounding, "FLOAT")
     y = b.op("Where", b.op("Equal", x, x), y, b.float32(0))  # some runtimes have no IsNaN
     (y,) = converted(b, [y], "FLOAT", dtype)
     lo, hi = (of_all([getattr(q, end) - q.zero_point for q in quantizers]) for end in ("lo", "hi"))

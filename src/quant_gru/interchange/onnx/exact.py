@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quant_gru.errors import QuantGRUError
+from quant_gru.integer.rounding import DEFAULT
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.onnx.builder import Builder, Value
 
@@ -51,19 +52,28 @@ class Term:
 
 @dataclass(frozen=True)
 class Rule:
-    """rne(sum of M_i * v_i / 2^k), clamped; all () or of the shape of the channels.
+    """sum of M_i * v_i / 2^k, rounded and clamped; all () or of the shape of the channels.
 
     Attributes:
         Ms: Multipliers, Python integers.
         k: Shift.
         lo: Smallest result less its zero point.
         hi: Largest result less its zero point.
+        rounding: How the sum is rounded.
     """
 
     Ms: tuple[Objects, ...]
     k: NDArray[np.int64]
     lo: NDArray[np.float64]
     hi: NDArray[np.float64]
+    rounding: str = DEFAULT
+
+    @property
+    def left(self) -> NDArray[np.int64]:
+        """Shifts that remain after the first step of ``double``."""
+        bits = np.maximum.reduce([np.asarray(_bits(M), np.int64) for M in self.Ms])
+        found: NDArray[np.int64] = np.maximum(self.k - bits, 0)
+        return found
 
     def bound(self, bounds: Sequence[Any]) -> int:
         """Return the largest sum of M_i * v_i, in the coarsest unit that has all of them."""
@@ -87,6 +97,7 @@ class Rule:
 
 _zeros = np.frompyfunc(lambda M: (M & -M).bit_length() - 1 if M else 1 << 10, 1, 1)
 """How often 2 divides integers."""
+_bits = np.frompyfunc(int.bit_length, 1, 1)
 
 
 def rule_of(total: WeightedSum) -> Rule:
@@ -97,7 +108,8 @@ def rule_of(total: WeightedSum) -> Rule:
 
     lo, hi = total.lo - total.zero_point, total.hi - total.zero_point
     Ms = tuple(numbers(M, object) for M in total.multipliers)
-    return Rule(Ms, numbers(total.shift, np.int64), *(np.array(v, np.float64) for v in (lo, hi)))
+    least, most = (np.array(v, np.float64) for v in (lo, hi))
+    return Rule(Ms, numbers(total.shift, np.int64), least, most, total.rounding)
 
 
 def beside(rules: Sequence[Rule], sizes: Sequence[int]) -> Rule:
@@ -110,7 +122,8 @@ def beside(rules: Sequence[Rule], sizes: Sequence[int]) -> Rule:
 
     Ms = tuple(joined(parts) for parts in zip(*(rule.Ms for rule in rules), strict=True))
     rest = ([getattr(rule, name) for rule in rules] for name in ("k", "lo", "hi"))
-    return Rule(Ms, *(joined(parts) for parts in rest))
+    k, lo, hi = map(joined, rest)
+    return Rule(Ms, k, lo, hi, rules[0].rounding)
 
 
 def weighted_sum(b: Builder, name: str, rule: Rule, terms: Sequence[Term], dtype: str) -> Value:
@@ -140,7 +153,7 @@ def weighted_sum(b: Builder, name: str, rule: Rule, terms: Sequence[Term], dtype
             if np.all(rule.lo <= -largest) and np.all(rule.hi >= largest):
                 return converted(b, (found,), inner, dtype)[0]
         else:
-            found = b.op("Round", found)
+            found = rounded_quotient(b, found, rule, inner)
     else:
         parts = []
         for term in terms:
@@ -149,8 +162,33 @@ def weighted_sum(b: Builder, name: str, rule: Rule, terms: Sequence[Term], dtype
             wide = [b.cast(v, "INT64") for v in term.factors]
             parts.append(b.op("Mul", *wide) if len(wide) == 2 else wide[0])
         objects = [np.array(bound, object) for bound in bounds]
-        found = summed(b, name, parts, rule.Ms, objects, rule.k)
+        found = summed(b, name, parts, rule, objects)
     return converted(b, (clipped(b, found, rule.lo, rule.hi, inner),), inner, dtype)[0]
+
+
+def nearest(b: Builder, v: Value, rounding: str, dtype: str) -> Value:
+    """Return real values of type 'FLOAT' or 'DOUBLE' rounded by any rule but ``double``."""
+    if rounding == "half_even":
+        return b.op("Round", v)
+    if rounding == "floor":
+        return b.op("Floor", v)
+    size = b.op("Abs", v) if rounding == "half_away" else v
+    below = b.op("Floor", size)
+    # unlike a sum with 0.5, the difference is exact where it is near 0.5
+    up = b.op("GreaterOrEqual", b.op("Sub", size, below), number(b, 0.5, dtype))
+    found = b.op("Add", below, b.cast(up, dtype))
+    return b.op("Mul", found, b.op("Sign", v)) if rounding == "half_away" else found
+
+
+def rounded_quotient(b: Builder, v: Value, rule: Rule, dtype: str) -> Value:
+    """Return exact sums, already divided by 2^k, rounded by a rule."""
+    if rule.rounding != "double":
+        return nearest(b, v, rule.rounding, dtype)
+    left = rule.left
+    v = nearest(b, scaled(b, v, np.ldexp(1.0, left), dtype), "half_up", dtype)
+    if not left.any():
+        return v
+    return nearest(b, scaled(b, v, np.ldexp(1.0, -left), dtype), "half_away", dtype)
 
 
 def converted(b: Builder, values: Sequence[Value], dtype: str, wanted: str) -> tuple[Value, ...]:
@@ -206,11 +244,10 @@ def summed(
     b: Builder,
     name: str,
     terms: Sequence[Value],
-    Ms: Sequence[Objects],
+    rule: Rule,
     bounds: Sequence[Objects],
-    k: NDArray[np.int64],
 ) -> Value:
-    """Return rne(sum of M_i * v_i / 2^k) of int64 as float64, for sums of any size.
+    """Return the rounded sum of M_i * v_i / 2^k of int64 as float64, for sums of any size.
 
     A sum beyond 62 bits is split: with M = M' * 2^s + M'', the upper part is A + floor(B / 2^s) for
     A = sum M' * v and B = sum M'' * v, and what B leaves decides ties alone.
@@ -219,13 +256,13 @@ def summed(
         b: The builder.
         name: The operator, for messages.
         terms: v_i, int64.
-        Ms: Multipliers, Python integers () or (channels,).
-        bounds: The largest magnitude of each v_i, likewise.
-        k: Shifts, likewise.
+        rule: Multipliers and shifts.
+        bounds: The largest magnitude of each v_i, Python integers () or (channels,).
 
     Raises:
         QuantGRUError: Neither way fits.
     """
+    Ms, k = rule.Ms, rule.k
 
     def dot(factors: Sequence[Objects]) -> Value:
         pairs = zip(terms, factors, strict=True)
@@ -236,22 +273,30 @@ def summed(
 
     most = int(np.max(largest(Ms)))
     if most < INT64:
-        return rounded(b, name, dot(Ms), largest(Ms), k)
+        return rounded(b, name, dot(Ms), largest(Ms), k, rule.rounding, rule.left)
     s = most.bit_length() - 61
     upper, lower = [M >> s for M in Ms], [M & ((1 << s) - 1) for M in Ms]
-    if int(np.min(k)) <= s or int(np.max(largest(lower))) >= INT64:
+    if int(np.min(k - rule.left)) <= s or int(np.max(largest(lower))) >= INT64:
         fitting(name, most)
     low, unit = dot(lower), b.int64(1 << s)
     rest = b.op("Mod", low, unit)
     total = b.op("Add", dot(upper), b.op("Div", b.op("Sub", low, rest), unit))
     bound = np.asarray(largest(Ms), object) // (1 << s) + 2
-    return rounded(b, name, total, bound, k - s, b.op("Greater", rest, b.int64(0)))
+    more = b.op("Greater", rest, b.int64(0))
+    return rounded(b, name, total, bound, k - s, rule.rounding, rule.left, more)
 
 
 def rounded(
-    b: Builder, name: str, total: Value, bound: Any, k: Any, more: Value | None = None
+    b: Builder,
+    name: str,
+    total: Value,
+    bound: Any,
+    k: Any,
+    rounding: str,
+    left: Any = 0,
+    more: Value | None = None,
 ) -> Value:
-    """Return rne(total / 2^k) of int64 as float64, which is exact below 2^53.
+    """Return total / 2^k of int64, rounded, as float64, which is exact below 2^53.
 
     Limits are applied to the float64: ONNX Runtime 1.23 has Clip, Min and Max of int64 wrong.
 
@@ -261,14 +306,32 @@ def rounded(
         total: int64.
         bound: The largest magnitude of `total`, Python integers, of the shape of k.
         k: Shifts, integers () or (channels,).
-        more: bool, True where a fraction of 1 is to be added to `total`; then k > 0.
+        rounding: The rule.
+        left: Shifts of the second step of ``double``, of the shape of k.
+        more: bool, True where a fraction of 1 is to be added to `total`; then k > left.
     """
+    if rounding == "double":
+        first = np.asarray(k - left)
+        total = _shifted(b, name, total, bound, first, "half_up", more)
+        bound = np.asarray(bound, object) // (1 << np.maximum(first, 0).astype(object)) + 1
+        k, rounding, more = np.where(np.asarray(k) < 0, k, left), "half_away", None
+    found = b.cast(_shifted(b, name, total, bound, k, rounding, more), "DOUBLE")
+    up = np.clip(-np.asarray(k), 0, _SATURATES_LOG2)
+    return b.op("Mul", found, b.float64(np.ldexp(1.0, up))) if up.any() else found
+
+
+def _shifted(
+    b: Builder, name: str, total: Value, bound: Any, k: Any, rounding: str, more: Value | None
+) -> Value:
+    """Return total / 2^k of int64, rounded by a rule of one step; total itself where k < 0."""
     k, bound = np.broadcast_arrays(np.asarray(k, np.int64), np.asarray(bound, object))
     vanishes = np.array(
-        [s > 0 and v <= 1 << (int(s) - 1) for s, v in zip(k.flat, bound.flat, strict=True)]
+        [s > 0 and v < 1 << (int(s) - 1) for s, v in zip(k.flat, bound.flat, strict=True)]
     ).reshape(k.shape)
     for v in bound.flat:
         fitting(name, int(v))
+    if rounding == "floor":
+        vanishes = np.zeros_like(vanishes)
     right = np.where(vanishes, 0, np.clip(k, 0, 62))
     divisor = b.int64(np.left_shift(np.ones_like(right), right))
     half = b.int64(np.left_shift(np.ones_like(right), np.maximum(right - 1, 0)))
@@ -276,15 +339,19 @@ def rounded(
         total = b.op("Mul", total, b.int64(np.where(vanishes, 0, 1)))
     rest = b.op("Mod", total, divisor)
     quotient = b.op("Div", b.op("Sub", total, rest), divisor)
-    odd = b.cast(b.op("Mod", quotient, b.int64(2)), "BOOL")
-    upwards = odd if more is None else b.op("Or", odd, more)
+    if rounding == "floor":
+        return quotient
+    if rounding == "half_up":
+        # without a shift, rest and half are 0 and 1
+        return b.op("Add", quotient, b.cast(b.op("GreaterOrEqual", rest, half), "INT64"))
+    if rounding == "half_even":
+        upwards = b.cast(b.op("Mod", quotient, b.int64(2)), "BOOL")
+    else:
+        upwards = b.op("GreaterOrEqual", total, b.int64(0))
+    upwards = upwards if more is None else b.op("Or", upwards, more)
     tie = b.op("And", b.op("Equal", rest, half), upwards)
     up = b.op("Or", b.op("Greater", rest, half), tie)
-    found = b.cast(b.op("Add", quotient, b.cast(up, "INT64")), "DOUBLE")
-    left = np.clip(-k, 0, _SATURATES_LOG2)
-    if left.any():
-        found = b.op("Mul", found, b.float64(np.ldexp(1.0, left)))
-    return found
+    return b.op("Add", quotient, b.cast(up, "INT64"))
 
 
 def stored(b: Builder, values: Any, dtype: str) -> Value:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.rounding import DEFAULT, shifted
 from quant_gru.integer.tables import Table
 from quant_gru.interchange.onnx.builder import Builder, Value
 from quant_gru.interchange.onnx.exact import (
@@ -151,7 +152,8 @@ def _piecewise(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) ->
     for column in columns[-2::-1]:
         y = b.op("Add", b.op("Mul", y, t), column)
     # every partial sum of a table stays below 2^62
-    y = rounded(b, name, y, INT64 - 1, table.shift)
+    rounding = "half_up" if table.rounding == "double" else table.rounding
+    y = rounded(b, name, y, INT64 - 1, table.shift, rounding)
     return clipped(b, y, table.lo - table.zero_point, table.hi - table.zero_point, "DOUBLE")
 
 
@@ -171,7 +173,12 @@ def is_stored(table: Table) -> bool:
 
 
 def is_even(table: Table) -> bool:
-    """Return whether few segments of one length make a list, and float64 has every partial sum."""
+    """Return whether few segments of one length make a list, and float64 has every partial sum.
+
+    The list is computed by an operator that rounds ties to even.
+    """
+    if table.rounding != DEFAULT:
+        return False
     if table.segment_shift is None or table.coefficients.shape[1] != 3:
         return False
     length = 1 << table.segment_shift
@@ -264,13 +271,15 @@ def of_sums(table: Table, pre: Quantizer, rule: Rule, bounds: Sequence[int]) -> 
         return None
     sums = np.arange(-most, most + 2)
     if k:
-        sums = (sums + (1 << (k - 1)) - 1 + ((sums >> k) & 1)) >> k
+        first = max((M >> common).bit_length() for M in Ms)
+        shift, steps = (torch.tensor(each) for each in (k, first))
+        sums = shifted(torch.from_numpy(sums), shift, rule.rounding, steps).numpy()
     codes = np.clip(sums, int(rule.lo), int(rule.hi)) + pre.zero_point
     codes = np.clip(codes, int(table.bounds[0]), table.last)
     found = outputs(table)[codes - int(table.bounds[0])]
     ends = (np.array(float(end)) for end in (-most, most))
     whole = tuple(np.array(M >> common, object) for M in Ms)
-    return Sums(found, -most, Rule(whole, np.array(0), *ends))
+    return Sums(found, -most, Rule(whole, np.array(0), next(ends), next(ends), rule.rounding))
 
 
 @dataclass(frozen=True)

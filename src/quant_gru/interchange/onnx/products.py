@@ -23,6 +23,7 @@ from quant_gru.interchange.onnx.exact import (
     converted,
     fitting,
     number,
+    rounded_quotient,
     rule_of,
     scaled,
     stored,
@@ -88,7 +89,7 @@ class Product:
         ends = [np.array(end - h.zero_point, np.float64) for end in (h.lo, h.hi)]
         if np.all(like.lo <= ends[0]) and np.all(like.hi >= ends[1]):
             ends = [like.lo, like.hi]
-        rule = Rule((np.array(1, object),), np.array(0), *ends)
+        rule = Rule((np.array(1, object),), np.array(0), ends[0], ends[1], like.rounding)
         return cls(
             "output.h",
             (np.eye(size, dtype=np.int64),),
@@ -103,9 +104,8 @@ class Product:
         def taken(values: Any) -> Any:
             return values if values.ndim == 0 else values[order]
 
-        rule = Rule(
-            tuple(map(taken, self.rule.Ms)), *map(taken, (self.rule.k, self.rule.lo, self.rule.hi))
-        )
+        k, lo, hi = map(taken, (self.rule.k, self.rule.lo, self.rule.hi))
+        rule = Rule(tuple(map(taken, self.rule.Ms)), k, lo, hi, self.rule.rounding)
         return replace(
             self,
             blocks=(self.blocks[0][order],),
@@ -149,14 +149,15 @@ class Product:
         fits, rule = self.fits(dtype), self.rule
         if fits and wide == dtype and all(M & (M - 1) == 0 for M in rule.Ms[0].flat):
             # powers of two commute with sums, so that the weights take them in
-            found = b.op("Round", self._accumulate(b, v, dtype, wide, factor))
+            found = self._accumulate(b, v, dtype, wide, factor)
+            found = rounded_quotient(b, found, rule, dtype)
         elif self.fits("DOUBLE") and wide != "INT64":
             (found,) = converted(b, [self._accumulate(b, v, dtype, wide)], wide, "DOUBLE")
-            found = b.op("Round", scaled(b, found, factor, "DOUBLE"))
+            found = rounded_quotient(b, scaled(b, found, factor, "DOUBLE"), rule, "DOUBLE")
             (found,) = converted(b, [found], "DOUBLE", dtype)
         else:
             (found,) = converted(b, [self._accumulate(b, v, dtype, wide)], wide, "INT64")
-            found = summed(b, self.name, [found], rule.Ms, [self.bounds], rule.k)
+            found = summed(b, self.name, [found], rule, [self.bounds])
             (found,) = converted(b, [found], "DOUBLE", dtype)
         return clipped(b, found, rule.lo, rule.hi, dtype)
 

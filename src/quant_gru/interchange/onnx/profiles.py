@@ -45,6 +45,13 @@ def plan_of(source: Source, profile: str) -> GRUPlan:
             f"{source.plan.cells[0][0].border.zero_point} (input_excludes_zero); use profile "
             "'integer' (operator 'input.x')"
         )
+    if not source.plan.rounds_to_even and profile != "integer":
+        cell = source.plan.cells[0][0]
+        rules = f"{cell.frozen.rounding!r}, {cell.border.rounding!r}"
+        raise QuantGRUError(
+            f"Expected rounding and rounding_input to be 'half_even' for profile {profile!r}, as "
+            f"QuantizeLinear is, got {rules}; use profile 'integer'"
+        )
     for layer in source.plan.cells:
         for cell in layer:
             if not bool(cell.weights.finite):

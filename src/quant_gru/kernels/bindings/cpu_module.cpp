@@ -113,12 +113,12 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
     run_backward(layer, call);
 }
 
-// Shift and multiplier, quantizers of the codes below and above.
-using RequantizerTuple = std::tuple<int64_t, int64_t, QuantizerTuple, QuantizerTuple>;
+// Shift and multiplier, quantizers of the codes below and above, rule of rounding.
+using RequantizerTuple = std::tuple<int64_t, int64_t, QuantizerTuple, QuantizerTuple, int>;
 
 Requantizer requantizer_of(const RequantizerTuple &r) {
-    const auto &[k, M, below, above] = r;
-    return requantizer({1, k, {M, 0}}, quantizer_numbers(below), quantizer_numbers(above));
+    const auto &[k, M, below, above, rule] = r;
+    return requantizer({1, k, {M, 0}}, quantizer_numbers(below), quantizer_numbers(above), rule);
 }
 
 // For each layer above the first, each of its directions and each direction below.

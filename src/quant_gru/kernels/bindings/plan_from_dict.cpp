@@ -110,6 +110,8 @@ CellNumbers gate_part(const nb::dict &d) {
     const nb::dict sums = field<nb::dict>(d, "sums"), tables = field<nb::dict>(d, "tables");
     CellNumbers n;
     n.one = field<int64_t>(d, "one");
+    n.rounding = field<int>(d, "rounding");
+    n.rounding_input = field<int>(d, "rounding_input");
     n.x = quantizer_of(quantizers, "input.x");
     n.h = quantizer_of(quantizers, "output.h");
     n.Wx = quantizer_of(quantizers, "matmul.Wx");

@@ -1,7 +1,7 @@
 /* Exact fixed-point primitives in C99: no floating point, no 128-bit type, no undefined shifts.
  *
- * weighted_sum = clamp(rne((M_1*v_1 + .. + M_n*v_n) / 2^k) + z, lo, hi). These functions compute
- * the sum and round it once, ties to even. Results beyond every code range saturate.
+ * weighted_sum = clamp(round((M_1*v_1 + .. + M_n*v_n) / 2^k) + z, lo, hi). These functions compute
+ * the sum and round it once, by the rule of the plan. Results beyond every code range saturate.
  */
 #ifndef QUANT_GRU_FIXED_POINT_H
 #define QUANT_GRU_FIXED_POINT_H
@@ -13,6 +13,10 @@ typedef struct {
     int64_t hi;
     uint64_t lo;
 } qg_wide;
+
+/* The rules of rounding. QG_DOUBLE rounds the bits of the multiplier half up, then the others half
+ * away from zero. */
+enum { QG_HALF_EVEN, QG_HALF_AWAY, QG_HALF_UP, QG_FLOOR, QG_DOUBLE };
 
 /* Saturation limits. 2^34 is beyond the range of the widest codes (32 bits). */
 #define QG_SATURATED ((int64_t)1 << 34)
@@ -43,6 +47,26 @@ static inline int64_t qg_round(int64_t v, int k) {
     const uint64_t rest = (uint64_t)v & (((uint64_t)1 << k) - 1);
     const uint64_t half = (uint64_t)1 << (k - 1);
     return quotient + (rest + ((uint64_t)quotient & 1) > half);
+}
+
+/* v / 2^k for k >= 0 by QG_HALF_AWAY, QG_HALF_UP or QG_FLOOR. */
+static inline int64_t qg_shift(int64_t v, int k, int rule) {
+    if (k == 0) return v;
+    if (k > 63) return rule == QG_FLOOR && v < 0 ? -1 : 0;
+    const int64_t quotient = qg_floor_shift(v, k);
+    if (rule == QG_FLOOR) return quotient;
+    const uint64_t rest = (uint64_t)v & (((uint64_t)1 << k) - 1);
+    const uint64_t half = (uint64_t)1 << (k - 1);
+    return quotient + (rest >= half + (rule == QG_HALF_AWAY && v < 0));
+}
+
+/* v / 2^k by any rule, for any k and all v. Saturates at +-2^34 if k is negative. `first`: the bits
+ * of the largest multiplier; only QG_DOUBLE uses it. */
+static inline int64_t qg_round_by(int64_t v, int k, int rule, int first) {
+    if (k <= 0 || rule == QG_HALF_EVEN) return qg_round(v, k);
+    if (rule != QG_DOUBLE) return qg_shift(v, k, rule);
+    if (first > k) first = k;
+    return qg_shift(qg_shift(v, first, QG_HALF_UP), k - first, QG_HALF_AWAY);
 }
 
 static inline qg_wide qg_wide_of(int64_t v) {
@@ -114,33 +138,49 @@ static inline int64_t qg_wide_saturate(qg_wide a) {
     return qg_clamp(low, -QG_WIDE_SATURATED, QG_WIDE_SATURATED);
 }
 
-/* rne(a / 2^k) for any k, saturated at +-2^62. */
-static inline int64_t qg_wide_round(qg_wide a, int k) {
-    if (k <= 0) {
-        const int64_t v = qg_wide_saturate(a);
-        return k == 0 ? v : qg_left(v, k < -64 ? 64 : -k);
-    }
-    if (k > 127) return 0;
-    /* Rounding the magnitude is enough: ties to even are symmetric in the sign. */
-    const int negative = a.hi < 0;
-    const qg_wide m = negative ? qg_wide_negate(a) : a;
-    const uint64_t hi = (uint64_t)m.hi, lo = m.lo;
-    qg_wide quotient;
+/* a / 2^k for k >= 0 by any rule but QG_DOUBLE. */
+static inline qg_wide qg_wide_shift(qg_wide a, int k, int rule) {
+    qg_wide quotient = qg_wide_of(a.hi < 0 ? -1 : 0);
+    const uint64_t hi = (uint64_t)a.hi, lo = a.lo;
     uint64_t half, below;
+    int up;
+    if (k == 0) return a;
+    if (k > 127) return rule == QG_FLOOR ? quotient : qg_wide_of(0);
     if (k < 64) {
-        quotient.hi = (int64_t)(hi >> k);
+        quotient.hi = qg_floor_shift(a.hi, k);
         quotient.lo = (lo >> k) | (hi << (64 - k));
         half = (lo >> (k - 1)) & 1;
         below = lo & (((uint64_t)1 << (k - 1)) - 1);
     } else {
         const int s = k - 64;
-        quotient.hi = 0;
-        quotient.lo = s ? hi >> s : hi;
+        quotient.lo = (uint64_t)qg_floor_shift(a.hi, s);
         half = s ? (hi >> (s - 1)) & 1 : lo >> 63;
         below = s ? (hi & (((uint64_t)1 << (s - 1)) - 1)) | lo : lo << 1;
     }
-    if (half && (below || (quotient.lo & 1))) quotient = qg_wide_add(quotient, qg_wide_of(1));
-    return qg_wide_saturate(negative ? qg_wide_negate(quotient) : quotient);
+    /* where a tie goes up */
+    up = rule == QG_HALF_EVEN ? (int)(quotient.lo & 1) : rule == QG_HALF_UP || a.hi >= 0;
+    if (rule != QG_FLOOR && half && (below || up)) return qg_wide_add(quotient, qg_wide_of(1));
+    return quotient;
+}
+
+/* a / 2^k by any rule, for any k, saturated at +-2^62. `first`: as for qg_round_by. */
+static inline int64_t qg_wide_round_by(qg_wide a, int k, int rule, int first) {
+    if (k <= 0) {
+        const int64_t v = qg_wide_saturate(a);
+        return k == 0 ? v : qg_left(v, k < -64 ? 64 : -k);
+    }
+    if (rule == QG_DOUBLE) {
+        if (first > k) first = k;
+        a = qg_wide_shift(a, first, QG_HALF_UP);
+        k -= first;
+        rule = QG_HALF_AWAY;
+    }
+    return qg_wide_saturate(qg_wide_shift(a, k, rule));
+}
+
+/* rne(a / 2^k) for any k, saturated at +-2^62. */
+static inline int64_t qg_wide_round(qg_wide a, int k) {
+    return qg_wide_round_by(a, k, QG_HALF_EVEN, 0);
 }
 
 #endif

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.rounding import DEFAULT
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer, pack_requantizer
@@ -16,9 +17,13 @@ NARROW_BITS = 16
 
 
 def takes(quantizer: Quantizer, x: Tensor) -> bool:
-    """Whether `quantize` and `mask` support `x`: float32 on the CPU, codes of up to 16 bits."""
+    """Whether `quantize` and `mask` support `x`: float32 on the CPU, codes of up to 16 bits.
+
+    Ties must go to even.
+    """
     return (
         quantizer.bits <= NARROW_BITS
+        and quantizer.rounding == DEFAULT
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and x.dim() in (2, 3)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quant_gru.integer.plan import CellPlan, FrozenPart
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
+from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 
@@ -36,6 +37,8 @@ def pack_gates(frozen: FrozenPart) -> dict[str, Any]:
     zoneout = {} if frozen.zoneout is None else {"zoneout": frozen.zoneout}
     return {
         "one": frozen.one,
+        "rounding": NUMBERS[frozen.rounding],
+        "rounding_input": NUMBERS[frozen.border.rounding],
         "quantizers": {name: pack_quantizer(q) for name, q in frozen.quantizers.items()},
         "sums": {name: _sum(each) for name, each in {**frozen.sums, **zoneout}.items()},
         "tables": {name: _table(table, tensors) for name, table in frozen.tables.items()},
@@ -75,10 +78,11 @@ def pack_quantizer(q: Quantizer) -> QuantizerTuple:
 
 def pack_requantizer(
     weighted_sum: WeightedSum, below: Quantizer, above: Quantizer
-) -> tuple[int, int, QuantizerTuple, QuantizerTuple]:
+) -> tuple[int, int, QuantizerTuple, QuantizerTuple, int]:
     """Return the conversion of codes of `below` to codes of `above` as native code reads it."""
     k, (M,) = _sum(weighted_sum)
-    return k, M, pack_quantizer(below), pack_quantizer(above)
+    rule = NUMBERS[weighted_sum.rounding]
+    return k, M, pack_quantizer(below), pack_quantizer(above), rule
 
 
 def _pointer(tensor: Tensor, dtype: torch.dtype, keep: list[Tensor]) -> int:

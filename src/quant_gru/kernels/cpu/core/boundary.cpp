@@ -37,30 +37,59 @@ void typed(Container container, const void *data, F f) {
     });
 }
 
+// A real value of less than 2^22, rounded by a rule. Cutting off leaves an exact rest.
+template <int kRule>
+inline float rounded_real(float y) {
+    if (kRule == QG_HALF_EVEN) return (y + kRound) - kRound;
+    const float whole = static_cast<float>(static_cast<int32_t>(y)), rest = y - whole;
+    if (kRule == QG_FLOOR) return whole - (rest < 0 ? 1.f : 0.f);
+    const bool down = kRule == QG_HALF_AWAY ? rest <= -0.5f : rest < -0.5f;
+    return whole + (rest >= 0.5f ? 1.f : 0.f) - (down ? 1.f : 0.f);
+}
+
+// Calls f with a function that rounds by a rule for real values.
+template <class F>
+auto by_rule(int rule, F f) {
+    switch (rule) {
+        case QG_HALF_AWAY:
+            return f([](float y) { return rounded_real<QG_HALF_AWAY>(y); });
+        case QG_HALF_UP:
+            return f([](float y) { return rounded_real<QG_HALF_UP>(y); });
+        case QG_FLOOR:
+            return f([](float y) { return rounded_real<QG_FLOOR>(y); });
+        default:
+            return f([](float y) { return rounded_real<QG_HALF_EVEN>(y); });
+    }
+}
+
 // Clamping before rounding gives the same codes, because the limits are integers.
 template <class To>
 bool quantize_row(const float *x, int64_t n, const Quantizer &b, To *to) {
     const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     const int32_t zero = b.zero;
-    int nan = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        const float y = x[i] / s;
-        nan |= y != y;
-        const float inside = y != y ? 0.f : limited(y, lo, hi);
-        to[i] = static_cast<To>(static_cast<int32_t>((inside + kRound) - kRound) + zero);
-    }
-    return nan != 0;
+    return by_rule(b.rule, [=](auto round) {
+        int nan = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            const float y = x[i] / s;
+            nan |= y != y;
+            const float inside = y != y ? 0.f : limited(y, lo, hi);
+            to[i] = static_cast<To>(static_cast<int32_t>(round(inside)) + zero);
+        }
+        return nan != 0;
+    });
 }
 
 void mask_row(const float *x, int64_t n, const Quantizer &b, float *grad) {
     const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
-    for (int64_t i = 0; i < n; ++i) {
-        // Clamped to one beyond the limits, so that adding kRound rounds. NaN stays NaN.
-        const float y = (limited(x[i] / s, lo - 1, hi + 1) + kRound) - kRound;
-        // A multiplication keeps a gradient that is NaN; a selection would not.
-        const float above = y >= lo ? 1.f : 0.f, below = y <= hi ? 1.f : 0.f;
-        grad[i] *= above * below;
-    }
+    by_rule(b.rule, [=](auto round) {
+        for (int64_t i = 0; i < n; ++i) {
+            // Clamped to one beyond the limits, so that every rule rounds. NaN is not inside.
+            const float v = limited(x[i] / s, lo - 1, hi + 1), y = v != v ? lo - 1 : round(v);
+            // A multiplication keeps a gradient that is NaN; a selection would not.
+            const float above = y >= lo ? 1.f : 0.f, below = y <= hi ? 1.f : 0.f;
+            grad[i] *= above * below;
+        }
+    });
 }
 
 inline double rounded(double m, int32_t from_zero, int32_t code, double lo, double hi) {
@@ -79,13 +108,16 @@ void requantize_row(Requantizer r, const From *from, int64_t n, To *to) {
     }
 }
 
+// codes have up to 32 bits and multipliers 24
+inline int64_t in_integers(const Requantizer &r, int64_t code) {
+    return qg_round_by((code - r.from_zero) * r.M, r.k, r.rule, 24);
+}
+
 template <class From, class To>
 void requantize_wide_row(Requantizer r, const From *from, int64_t n, To *to) {
     const auto lo = static_cast<int64_t>(r.lo), hi = static_cast<int64_t>(r.hi);
     for (int64_t i = 0; i < n; ++i) {
-        // codes have up to 32 bits and multipliers 24
-        const int64_t v = (static_cast<int64_t>(from[i]) - r.from_zero) * r.M;
-        to[i] = static_cast<To>(qg_clamp(qg_round(v, r.k), lo, hi) + r.to_zero);
+        to[i] = static_cast<To>(qg_clamp(in_integers(r, from[i]), lo, hi) + r.to_zero);
     }
 }
 
@@ -125,8 +157,9 @@ void mask_requantized(const Requantizer &r, const void *codes, int64_t count, in
     typed(r.from, codes, [&](const auto *from) {
         for (int64_t row = 0; row < count; ++row, from += n, grad += grad_row)
             for (int64_t i = 0; i < n; ++i) {
-                const double v =
-                    rounded(r.m, from_zero, static_cast<int32_t>(from[i]), r.lo - 1, r.hi + 1);
+                const auto code = static_cast<int32_t>(from[i]);
+                const double v = r.narrow ? rounded(r.m, from_zero, code, r.lo - 1, r.hi + 1)
+                                          : static_cast<double>(in_integers(r, from[i]));
                 grad[i] *= v >= r.lo && v <= r.hi ? 1.f : 0.f;
             }
     });

@@ -20,16 +20,16 @@ void quantize_input(const RealInput &x, const Quantizer &b, void *codes, uint8_t
 // Multiplies grad (T, N, C) by 0 where a code was clamped or the value is NaN.
 void mask_input(const RealInput &x, const Quantizer &b, float *grad);
 
-// clamp(rne(v * m), lo, hi) for the codes of a layer below; lo and hi are minus the zero point.
-// Codes of more than 16 bits use m = M / 2^k in integers.
+// clamp(round(v * m), lo, hi) for the codes of a layer below; lo and hi are minus the zero point.
+// Codes of more than 16 bits, and rules but that of ties to even, use m = M / 2^k in integers.
 struct Requantizer {
     double m = 1;
     double lo = 0, hi = 0;
     int64_t from_zero = 0, to_zero = 0;
     Container from = Container::i8, to = Container::i8;
-    bool narrow = true;  // both codes have at most 16 bits
-    int64_t M = 0;
-    int k = 0;
+    bool narrow = true;  // both codes have at most 16 bits, and ties go to even
+    int64_t M = 0;       // of 24 bits
+    int k = 0, rule = QG_HALF_EVEN;
 };
 
 // Requantizes `count` contiguous rows of n codes. Rows of the result are `to_row` elements apart.

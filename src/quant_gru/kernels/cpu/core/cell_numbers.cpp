@@ -39,7 +39,14 @@ Products products_of(const CellNumbers &n) {
             saturated_product(largest_one_minus(n), reach_of(n.g))};
 }
 
-Sum sum_of(const SumNumbers &n, const QuantizerNumbers &out, int tier) {
+// The number of bits of the larger of two multipliers.
+int bits_of(const int64_t (&M)[2]) {
+    int bits = 0;
+    for (int64_t left = std::max(M[0], M[1]); left; left >>= 1) ++bits;
+    return bits;
+}
+
+Sum sum_of(const SumNumbers &n, const QuantizerNumbers &out, int tier, int rule) {
     Sum s;
     if (!n.terms) return s;
     s.present = 1;
@@ -48,16 +55,19 @@ Sum sum_of(const SumNumbers &n, const QuantizerNumbers &out, int tier) {
     s.lo = out.lo() - out.zero;
     s.hi = out.hi() - out.zero;
     std::copy_n(n.M, 2, s.M);
+    s.rule = rule;
+    s.first = bits_of(n.M);
     return s;
 }
 
 // A product of two codes as its own code. `bits`: of both factors.
-Sum product_sum(const SumNumbers &n, const QuantizerNumbers &out, int bits, uint64_t bound) {
+Sum product_sum(const SumNumbers &n, const QuantizerNumbers &out, int bits, uint64_t bound,
+                int rule) {
     const uint64_t scaled = saturated_product(bound, power(significant_bits(bits)));
-    return sum_of(n, out, bits > 32 || scaled >= kMost ? 'e' : 'd');
+    return sum_of(n, out, bits > 32 || scaled >= kMost ? 'e' : 'd', rule);
 }
 
-Table table_of(const TableNumbers &n, const QuantizerNumbers &pre) {
+Table table_of(const TableNumbers &n, const QuantizerNumbers &pre, int rule) {
     Table t;
     t.segments = static_cast<int>(n.segments);
     t.degree = n.degree;
@@ -71,11 +81,12 @@ Table table_of(const TableNumbers &n, const QuantizerNumbers &pre) {
     t.hi = n.hi - n.zero;
     t.bounds = n.bounds;
     t.coefficients = n.coefficients;
+    t.rule = rule;
     return t;
 }
 
 Matrix matrix_of(const MatrixNumbers &n, const QuantizerNumbers &given,
-                 const QuantizerNumbers &out) {
+                 const QuantizerNumbers &out, int rule) {
     const QuantizerNumbers operand = given.inner();
     Matrix m;
     m.codes = n.codes;
@@ -95,6 +106,8 @@ Matrix matrix_of(const MatrixNumbers &n, const QuantizerNumbers &given,
     m.weight_bits = n.weight_bits;
     m.operand_bits = operand.bits;
     m.operand_signed = operand.is_signed;
+    m.rule = rule;
+    m.first = significant_bits(n.weight_bits + operand.bits);
     return m;
 }
 
@@ -108,10 +121,12 @@ void find_exactness(const CellNumbers &n, const Products &products, LayerPlan &p
     const Cell &cell = plan.cell;
     const Sum *several[] = {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new, &cell.zoneout};
     bool all_a = true, none_e = true;
+    int64_t k = 0;
     for (const Sum *s : several)
         if (s->present) {
             all_a = all_a && s->tier == 'a';
             none_e = none_e && s->tier != 'e';
+            k = std::max<int64_t>(k, s->k);
         }
     int widest = std::max(n.W.weight_bits, n.R.weight_bits);
     for (const QuantizerNumbers *q : {&n.x, &n.h, &n.Wx, &n.Rh, &n.z_pre, &n.r_pre, &n.g_pre, &n.z,
@@ -121,9 +136,11 @@ void find_exactness(const CellNumbers &n, const Products &products, LayerPlan &p
     const uint64_t sums =
         std::max(accumulator_bound(n.W, n.x.inner()), accumulator_bound(n.R, n.h));
     // One-term sums of any tier are exact in float64: it rounds v * M once if |v| < 2^53.
-    plan.narrow = widest <= kNarrowBits && none_e && sums < power(52) && product < power(53);
+    // Other rules than ties to even add a half to a sum, and none rounds twice.
+    const bool even = n.rounding == QG_HALF_EVEN, single = n.rounding != QG_DOUBLE;
+    plan.narrow = single && (even || k <= 52) && widest <= kNarrowBits && none_e && sums < power(52) && product < power(53);
     // float32 is exact for two-term sums of tier a, products below 2^24 and 24-bit multipliers.
-    plan.float32 = plan.narrow && all_a && product < power(24) &&
+    plan.float32 = plan.narrow && (even || k <= 24) && all_a && product < power(24) &&
                    n.W.weight_bits + n.x.bits <= 16 && n.R.weight_bits + n.h.bits <= 16;
     plan.product = static_cast<double>(product);
 }
@@ -148,8 +165,9 @@ int tier_of(const SumNumbers &sum, const uint64_t (&V)[2]) {
     return total < power(31) ? 'b' : total < power(53) ? 'c' : total < power(62) ? 'd' : 'e';
 }
 
-Quantizer quantizer_of(const QuantizerNumbers &n) {
+Quantizer quantizer_of(const QuantizerNumbers &n, int rule) {
     Quantizer q;
+    q.rule = rule;
     q.scale = n.scale;
     q.zero = static_cast<int32_t>(n.zero);
     q.lo = static_cast<int32_t>(n.lo() - n.zero);
@@ -170,35 +188,37 @@ LayerPlan layer_plan(const CellNumbers &n) {
     LayerPlan plan;
     Cell &cell = plan.cell;
     cell.H = n.H;
-    cell.x = quantizer_of(n.x);
-    cell.h = quantizer_of(n.h);
+    cell.x = quantizer_of(n.x, n.rounding_input);
+    cell.h = quantizer_of(n.h, n.rounding_input);
     cell.one = n.one;
-    cell.z_pre = sum_of(n.sums.z_pre, n.z_pre, tier_of(n.sums.z_pre, {Wx, Rh}));
-    cell.r_pre = sum_of(n.sums.r_pre, n.r_pre, tier_of(n.sums.r_pre, {Wx, Rh}));
-    cell.g_pre = sum_of(n.sums.g_pre, n.g_pre, tier_of(n.sums.g_pre, {Wx, rRh}));
-    cell.h_new = sum_of(n.sums.h, n.h, tier_of(n.sums.h, {old_contrib, new_contrib}));
-    cell.zoneout = sum_of(n.sums.zoneout, n.h, tier_of(n.sums.zoneout, {h, h}));
-    cell.rRh = product_sum(n.sums.rRh, n.rRh, n.r.bits + n.Rh.bits, products.rRh);
+    cell.rule = n.rounding;
+    cell.z_pre = sum_of(n.sums.z_pre, n.z_pre, tier_of(n.sums.z_pre, {Wx, Rh}), n.rounding);
+    cell.r_pre = sum_of(n.sums.r_pre, n.r_pre, tier_of(n.sums.r_pre, {Wx, Rh}), n.rounding);
+    cell.g_pre = sum_of(n.sums.g_pre, n.g_pre, tier_of(n.sums.g_pre, {Wx, rRh}), n.rounding);
+    cell.h_new = sum_of(n.sums.h, n.h, tier_of(n.sums.h, {old_contrib, new_contrib}), n.rounding);
+    cell.zoneout = sum_of(n.sums.zoneout, n.h, tier_of(n.sums.zoneout, {h, h}), n.rounding);
+    cell.rRh = product_sum(n.sums.rRh, n.rRh, n.r.bits + n.Rh.bits, products.rRh, n.rounding);
     cell.old_contrib =
-        product_sum(n.sums.old_contrib, n.old_contrib, n.z.bits + n.h.bits, products.old_contrib);
+        product_sum(n.sums.old_contrib, n.old_contrib, n.z.bits + n.h.bits, products.old_contrib, n.rounding);
     cell.new_contrib =
-        product_sum(n.sums.new_contrib, n.new_contrib, n.z.bits + n.g.bits, products.new_contrib);
-    cell.z = table_of(n.tables.z, n.z_pre);
-    cell.r = table_of(n.tables.r, n.r_pre);
-    cell.g = table_of(n.tables.g, n.g_pre);
-    plan.W = matrix_of(n.W, n.x, n.Wx);
-    plan.R = matrix_of(n.R, n.h, n.Rh);
+        product_sum(n.sums.new_contrib, n.new_contrib, n.z.bits + n.g.bits, products.new_contrib, n.rounding);
+    cell.z = table_of(n.tables.z, n.z_pre, n.rounding);
+    cell.r = table_of(n.tables.r, n.r_pre, n.rounding);
+    cell.g = table_of(n.tables.g, n.g_pre, n.rounding);
+    plan.W = matrix_of(n.W, n.x, n.Wx, n.rounding);
+    plan.R = matrix_of(n.R, n.h, n.Rh, n.rounding);
     find_exactness(n, products, plan);
     return plan;
 }
 
 Requantizer requantizer(const SumNumbers &sum, const QuantizerNumbers &below,
-                        const QuantizerNumbers &above) {
+                        const QuantizerNumbers &above, int rule) {
     Requantizer r;
+    r.rule = rule;
     r.m = std::ldexp(static_cast<double>(sum.M[0]), static_cast<int>(-sum.k));
     r.M = sum.M[0];
     r.k = static_cast<int>(sum.k);
-    r.narrow = std::max(below.bits, above.bits) <= kNarrowBits;
+    r.narrow = rule == QG_HALF_EVEN && std::max(below.bits, above.bits) <= kNarrowBits;
     r.lo = static_cast<double>(above.lo() - above.zero);
     r.hi = static_cast<double>(above.hi() - above.zero);
     r.from_zero = below.zero;

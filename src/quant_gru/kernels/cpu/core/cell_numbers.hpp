@@ -28,7 +28,7 @@ struct QuantizerNumbers {
     }
 };
 
-// A weighted sum of one or two terms: rne((M[0] v1 + M[1] v2) / 2^k).
+// A weighted sum of one or two terms: (M[0] v1 + M[1] v2) / 2^k, rounded.
 struct SumNumbers {
     int terms = 0;  // 0: absent
     int64_t k = 0, M[2] = {0, 0};
@@ -41,7 +41,7 @@ struct TableNumbers {
     const int64_t *bounds = nullptr, *coefficients = nullptr;
 };
 
-// W or R with the numbers of its rows; the sum of row c is rne(M[c] v / 2^k[c]).
+// W or R with the numbers of its rows; the sum of row c is M[c] v / 2^k[c], rounded.
 struct MatrixNumbers {
     int inputs = 0, weight_bits = 0;
     const void *codes = nullptr;  // (3H, inputs)
@@ -51,6 +51,8 @@ struct MatrixNumbers {
 
 struct CellNumbers {
     int H = 0;
+    int rounding = QG_HALF_EVEN;
+    int rounding_input = QG_HALF_EVEN;  // of real values
     int64_t one = 0;
     QuantizerNumbers x, h, Wx, Rh, z_pre, r_pre, g_pre, z, r, g, rRh, old_contrib, new_contrib;
     struct {
@@ -80,13 +82,13 @@ constexpr int64_t bias_limit(int weight_bits, int operand_bits) {
 int tier_of(const SumNumbers &sum, const uint64_t (&V)[2]);
 
 // The same numbers in the form that kernels read.
-Quantizer quantizer_of(const QuantizerNumbers &numbers);
+Quantizer quantizer_of(const QuantizerNumbers &numbers, int rule = QG_HALF_EVEN);
 
 // The plan of a cell. Its arrays remain those of `numbers`.
 LayerPlan layer_plan(const CellNumbers &numbers);
 
 // The conversion of state codes `below` to input codes `above`, by a sum of one term.
 Requantizer requantizer(const SumNumbers &sum, const QuantizerNumbers &below,
-                        const QuantizerNumbers &above);
+                        const QuantizerNumbers &above, int rule = QG_HALF_EVEN);
 
 }  // namespace quant_gru

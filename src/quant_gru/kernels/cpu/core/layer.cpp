@@ -67,6 +67,8 @@ Layer::Layer(const LayerPlan &plan, const std::string &variant)
         repack();
         return;
     }
+    // derivatives by other rules than ties to even run in the generic kernel
+    if (cell.rule != QG_HALF_EVEN) static_cast<Cell &>(wide_) = cell;
     tabulate(cell.z, cell.z_pre, arena_);
     tabulate(cell.r, cell.r_pre, arena_);
     tabulate(cell.g, cell.g_pre, arena_);
@@ -78,6 +80,10 @@ Layer::Layer(const LayerPlan &plan, const std::string &variant)
 
 void Layer::repack() {
     if (kind_ != Kind::wide) return arrange();
+    pack_generic();
+}
+
+void Layer::pack_generic() {
     copy_wide(W_, H_, arena_, wide_.W);
     copy_wide(R_, H_, arena_, wide_.R);
 }
@@ -94,7 +100,10 @@ void Layer::arrange() {
     for (const Sum *s : {&fused_.rRh, &fused_.old_contrib, &fused_.new_contrib})
         in_double = in_double && product_ * static_cast<double>(s->M[0]) < kExactDouble;
     const Layout &layout = *variant_.layout;
-    Exactness exact{in_float, in_double, layout.powers && !float32_ && lanes_of_powers(fused_)};
+    const bool even = fused_.rule == QG_HALF_EVEN;
+    if (!even) pack_generic();
+    Exactness exact{in_float, in_double,
+                    layout.powers && even && !float32_ && lanes_of_powers(fused_)};
     fast = fast && pack_fused(W_, H_, layout, arena_, fused_.W, exact) &&
            pack_fused(R_, H_, layout, arena_, fused_.R, exact);
     in_float = exact.in_float && fused_.R.planes == 1;
@@ -107,6 +116,10 @@ void Layer::arrange() {
                                                                : scales_rounded_double(s->M[i]));
         fused_.powers = exact.powers;
         kind_ = Kind::fused;
+        return;
+    }
+    if (!even) {
+        kind_ = Kind::wide;
         return;
     }
     kind_ = Kind::general;

@@ -22,6 +22,8 @@ class Layer {
     // The kernel that runs the layer.
     enum class Kind { fused, general, wide };
     Kind kind() const { return kind_; }
+    // The kernel of its derivatives.
+    Kind derivatives() const { return cell().rule == QG_HALF_EVEN ? kind_ : Kind::wide; }
     const Variant &variant() const { return variant_; }
     const FusedPlan &fused() const { return fused_; }
     const GeneralPlan &general() const { return general_; }
@@ -44,6 +46,7 @@ class Layer {
  private:
     const Cell &cell() const;
     void arrange();
+    void pack_generic();
 
     int H_ = 0, C_ = 0;
     Matrix W_, R_;

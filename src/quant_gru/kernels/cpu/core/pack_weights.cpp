@@ -211,6 +211,8 @@ void copy_wide(const Matrix &from, int H, Arena &arena, WideProjection &p) {
     p.least = from.least;
     p.most = from.most;
     p.moved = from.moved;
+    p.rule = from.rule;
+    p.first = from.first;
     const double reach = static_cast<double>(from.reach);
     p.in_word = reach < 0x1p31 && std::ldexp(reach * from.inputs, from.weight_bits - 1) < 0x1p62;
 }

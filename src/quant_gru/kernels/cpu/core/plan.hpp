@@ -45,9 +45,10 @@ struct Quantizer {
     float reciprocal = 0;              // 1 / scale if it is exact, else 0; set by Layer
     int32_t zero = 0, lo = 0, hi = 0;  // lo and hi: limits minus the zero point
     Container container = Container::i8;
+    int rule = QG_HALF_EVEN;  // of real values
 };
 
-// clamp(rne((M[0]*v1 + M[1]*v2) / 2^k), lo, hi). The zero point is subtracted from the limits, so
+// clamp(round((M[0]*v1 + M[1]*v2) / 2^k), lo, hi). The zero point is subtracted from the limits, so
 // the result is a code minus its zero point. m = M / 2^k is exact in double; Layer sets it.
 struct Sum {
     int present = 0;
@@ -56,6 +57,7 @@ struct Sum {
     int k = 0;
     int64_t lo = 0, hi = 0;  // limits minus the zero point
     double m[2] = {0, 0};
+    int rule = QG_HALF_EVEN, first = 0;  // see qg_round_by
 };
 
 // A table in the form of the plan, and in forms that kernels read fast.
@@ -67,6 +69,7 @@ struct Table {
     const int64_t *bounds = nullptr;
     const int64_t *coefficients = nullptr;  // (segments, degree + 1)
     int64_t lo = 0, hi = 0;                 // limits minus the zero point
+    int rule = QG_HALF_EVEN;                // of the polynomial
     // Up to 4096 input codes: the output is `entries[v & mask]`, v being the input minus its zero
     // point. Up to 256 input codes, and outputs that span fewer than 256: `bytes[v & 255] + base`.
     const float *entries = nullptr;
@@ -91,6 +94,7 @@ struct Table {
 struct Cell {
     int H = 0;
     bool in_float = false;  // float32 is exact everywhere
+    int rule = QG_HALF_EVEN;
     Quantizer x, h;
     int64_t one = 0;
     Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h_new;
@@ -112,6 +116,7 @@ struct Matrix {
     int64_t reach = 0;            // the largest |code - zero point| of the operand
     int weight_bits = 0, operand_bits = 0;
     bool operand_signed = true;
+    int rule = QG_HALF_EVEN, first = 0;  // as in Sum
 };
 
 // The input of the Layer constructor. Layer copies the tables. Layer::repack reads the matrices of

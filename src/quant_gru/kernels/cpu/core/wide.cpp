@@ -73,14 +73,35 @@ inline int64_t rounded(Wide v, int k) {
     return k < 0 ? qg_left(found, k < -64 ? 64 : -k) : found;
 }
 
+// v / 2^k for k >= 0, by any rule but those with ties to even and in two steps.
+inline Wide shifted(Wide v, int k, int rule) {
+    if (k == 0) return v;
+    if (k > 127) return rule == QG_FLOOR && v < 0 ? -1 : 0;
+    const UnsignedWide rest = static_cast<UnsignedWide>(v) << (128 - k);
+    const UnsignedWide half = static_cast<UnsignedWide>(1) << 127;
+    v >>= k;
+    if (rule == QG_FLOOR) return v;
+    return v + (rule == QG_HALF_AWAY && v < 0 ? rest > half : rest >= half);
+}
+
+// As qg_wide_round_by.
+inline int64_t rounded(Wide v, int k, int rule, int first) {
+    if (k <= 0 || rule == QG_HALF_EVEN) return rounded(v, k);
+    if (rule != QG_DOUBLE) return rounded(shifted(v, k, rule), 0);
+    first = std::min(first, k);
+    return rounded(shifted(shifted(v, first, QG_HALF_UP), k - first, QG_HALF_AWAY), 0);
+}
+
 int64_t weighted(const Sum &s, Term t1, Term t2) {
-    return rounded(product(t1.a, t1.b) * s.M[0] + product(t2.a, t2.b) * s.M[1], s.k);
+    return rounded(product(t1.a, t1.b) * s.M[0] + product(t2.a, t2.b) * s.M[1], s.k, s.rule,
+                   s.first);
 }
 
 // (high * 2^16 + low + bias * 2^shift) * M, rounded.
-int64_t requantized(int64_t high, int64_t low, int64_t bias, int shift, int64_t M, int k) {
+int64_t requantized(int64_t high, int64_t low, int64_t bias, const WideProjection &p, int c) {
     const Wide one = 1;
-    return rounded((product(high, 1 << 16) + low + bias * (one << shift)) * M, k);
+    return rounded((product(high, 1 << 16) + low + bias * (one << p.bias_shift)) * p.M[c],
+                   static_cast<int>(p.k[c]), p.rule, p.first);
 }
 
 #else
@@ -89,14 +110,15 @@ int64_t weighted(const Sum &s, Term t1, Term t2) {
     const qg_wide v1 = qg_wide_product(t1.a, t1.b), v2 = qg_wide_product(t2.a, t2.b);
     const qg_wide total = qg_wide_add(qg_wide_times_word(v1, static_cast<uint64_t>(s.M[0])),
                                       qg_wide_times_word(v2, static_cast<uint64_t>(s.M[1])));
-    return qg_wide_round(total, s.k);
+    return qg_wide_round_by(total, s.k, s.rule, s.first);
 }
 
-int64_t requantized(int64_t high, int64_t low, int64_t bias, int shift, int64_t M, int k) {
-    qg_wide total = qg_wide_left(qg_wide_of(bias), shift);
+int64_t requantized(int64_t high, int64_t low, int64_t bias, const WideProjection &p, int c) {
+    qg_wide total = qg_wide_left(qg_wide_of(bias), p.bias_shift);
     total = qg_wide_add(total, qg_wide_left(qg_wide_of(high), 16));
     total = qg_wide_add(total, qg_wide_of(low));
-    return qg_wide_round(qg_wide_times(total, static_cast<uint32_t>(M)), k);
+    return qg_wide_round_by(qg_wide_times(total, static_cast<uint32_t>(p.M[c])),
+                            static_cast<int>(p.k[c]), p.rule, p.first);
 }
 
 #endif
@@ -117,7 +139,8 @@ int64_t clamped(int64_t v, int64_t lo, int64_t hi, bool &inside) {
 }
 
 int64_t apply(const Sum &s, Term t1, Term t2, bool &inside) {
-    const int64_t found = s.tier == 'e' ? weighted(s, t1, t2) : qg_round(sum_of(s, t1, t2), s.k);
+    const int64_t found =
+        s.tier == 'e' ? weighted(s, t1, t2) : qg_round_by(sum_of(s, t1, t2), s.k, s.rule, s.first);
     return clamped(found, s.lo, s.hi, inside);
 }
 
@@ -167,8 +190,7 @@ void project(const WideProjection &p, const int64_t *v, int rows, int channels,
     const int64_t *high = space.sums2, *low = space.sums;
     for (int r = 0; r < rows; ++r, high += channels, low += channels, out += channels)
         for (int c = 0; c < channels; ++c)
-            out[c] = requantized(p.in_word ? 0 : high[c], low[c], p.bias[c], p.bias_shift, p.M[c],
-                                 static_cast<int>(p.k[c]));
+            out[c] = requantized(p.in_word ? 0 : high[c], low[c], p.bias[c], p, c);
 }
 
 }  // namespace
@@ -178,7 +200,7 @@ int64_t polynomial(const Table &t, int segment, int64_t q) {
     const int64_t *c = t.coefficients + static_cast<int64_t>(segment) * (t.degree + 1);
     int64_t y = c[t.degree];
     for (int power = t.degree - 1; power >= 0; --power) y = y * d + c[power];
-    return qg_clamp(qg_round(y, t.shift), t.lo, t.hi);
+    return qg_clamp(qg_round_by(y, t.shift, t.rule, t.shift), t.lo, t.hi);
 }
 
 int64_t look_up(const Table &t, int64_t v) {
@@ -265,13 +287,25 @@ void advance(const WidePlan &p, const int64_t *Wx, const int64_t *Rh, const uint
     }
 }
 
-// Zero-point-free codes of real values: clamp(rne(x / scale)). Returns whether one was NaN.
-bool quantize_row(const float *x, int n, float scale, const WideProjection &p, int64_t *to) {
+// A quotient of float32 numbers, rounded. Adding a half to it is exact where that matters.
+double rounded_real(double y, int rule) {
+    switch (rule) {
+        case QG_HALF_EVEN:
+            return std::nearbyint(y);
+        case QG_HALF_AWAY:
+            return std::trunc(y + std::copysign(0.5, y));
+        default:
+            return std::floor(rule == QG_FLOOR ? y : y + 0.5);
+    }
+}
+
+// Zero-point-free codes of real values: clamp(round(x / scale)). Returns whether one was NaN.
+bool quantize_row(const float *x, int n, const Quantizer &q, const WideProjection &p, int64_t *to) {
     const auto lo = static_cast<double>(p.least + p.moved);
     const auto hi = static_cast<double>(p.most + p.moved);
     bool nan = false;
     for (int i = 0; i < n; ++i) {
-        const double v = std::nearbyint(x[i] / scale);
+        const double v = rounded_real(x[i] / q.scale, q.rule);
         const bool is_nan = v != v;
         nan |= is_nan;
         to[i] = is_nan ? 0 : static_cast<int64_t>(v < lo ? lo : v > hi ? hi : v) - p.moved;
@@ -286,8 +320,7 @@ bool read_operand(const Source &from, int64_t first, const Quantizer &q, const W
         std::fill_n(to, n, 0);
         return false;
     }
-    if (from.real)
-        return quantize_row(static_cast<const float *>(from.data) + first, n, q.scale, p, to);
+    if (from.real) return quantize_row(static_cast<const float *>(from.data) + first, n, q, p, to);
     read_codes(from.data, q.container, first, p.zero, n, to);
     return false;
 }

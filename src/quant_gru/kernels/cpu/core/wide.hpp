@@ -18,6 +18,7 @@ struct WideProjection {
     int64_t moved = 0;                         // this zero point minus that of real values
     int64_t least = 0, most = 0;               // limits of the operand less its zero point
     bool in_word = false;                      // whether 64 bits hold the sums of products
+    int rule = QG_HALF_EVEN, first = 0;        // as in Sum
 };
 
 // Sums of products of all channels and some rows: sums[r][c] = sum over i of w[c][i] * v[r][i].

@@ -3,6 +3,7 @@
 
 namespace {
 
+#include "cpu/isa/rules.inl"
 #include "cpu/isa/gates.inl"
 
 // These files use gates.inl.

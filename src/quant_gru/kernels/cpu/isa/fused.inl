@@ -395,7 +395,24 @@ bool run_lanes(const FusedPlan &p, const Job &job) {
     return nan;
 }
 
+template <int kRule>
+bool run_ruled(const FusedPlan &p, const Job &job) {
+    if (p.in_float) return run_lanes<typename RuledOf<WideFloats, kRule>::type, 1>(p, job);
+    return p.R.planes == 1 ? run_lanes<Ruled<Doubles, kRule>, 1>(p, job)
+                           : run_lanes<Ruled<Doubles, kRule>, kMaxPlanes>(p, job);
+}
+
 bool run_packed(const FusedPlan &p, const Job &job) {
+    switch (p.rule) {
+        case QG_HALF_AWAY:
+            return run_ruled<QG_HALF_AWAY>(p, job);
+        case QG_HALF_UP:
+            return run_ruled<QG_HALF_UP>(p, job);
+        case QG_FLOOR:
+            return run_ruled<QG_FLOOR>(p, job);
+        default:
+            break;
+    }
     if (p.in_float) return run_lanes<WideFloats, 1>(p, job);
 #if defined(QG_POWERS)
     if (p.powers)

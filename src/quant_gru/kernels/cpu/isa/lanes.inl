@@ -73,6 +73,19 @@ struct Doubles {
         for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] >= lo.v[i] && a.v[i] <= hi.v[i] ? 1 : 0;
         return a;
     }
+    static constexpr bool kDirected = false;
+    static inline Doubles floor(Doubles a) {
+        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_floor(a.v[i]);
+        return a;
+    }
+    static inline Doubles trunc(Doubles a) {
+        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_trunc(a.v[i]);
+        return a;
+    }
+    static inline Doubles half_of(Doubles a) {
+        for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] < 0 ? double(-0.5) : double(0.5);
+        return a;
+    }
     static inline Doubles round(Doubles a) {
         const double magic = 6755399441055744.;  // 1.5 * 2^52
         return {(a.v + magic) - magic};
@@ -144,6 +157,19 @@ struct Floats {
     }
     static inline Floats inside(Floats a, Floats lo, Floats hi) {
         for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] >= lo.v[i] && a.v[i] <= hi.v[i] ? 1.f : 0.f;
+        return a;
+    }
+    static constexpr bool kDirected = false;
+    static inline Floats floor(Floats a) {
+        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_floorf(a.v[i]);
+        return a;
+    }
+    static inline Floats trunc(Floats a) {
+        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_truncf(a.v[i]);
+        return a;
+    }
+    static inline Floats half_of(Floats a) {
+        for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] < 0 ? float(-0.5) : float(0.5);
         return a;
     }
     static inline Floats round(Floats a) { return {(a.v + kRound) - kRound}; }

@@ -10,8 +10,19 @@ inline T limit(T v, T lo, T hi) {
     return v > hi ? hi : v;
 }
 
-// clamp(rint(x / s), lo, hi), zero-point-free: a float32 division, ties to even.
-inline bool quantize(const Quantizer &b, const float *x, int n, int32_t *out) {
+// A real value within limits, rounded by a rule. Cutting off leaves an exact rest.
+template <int kRule>
+inline float rounded_real(float y) {
+    if (kRule == QG_HALF_EVEN) return (y + kRound) - kRound;
+    const float whole = static_cast<float>(static_cast<int32_t>(y)), rest = y - whole;
+    if (kRule == QG_FLOOR) return whole - (rest < 0 ? 1.f : 0.f);
+    const bool down = kRule == QG_HALF_AWAY ? rest <= -0.5f : rest < -0.5f;
+    return whole + (rest >= 0.5f ? 1.f : 0.f) - (down ? 1.f : 0.f);
+}
+
+// clamp(round(x / s), lo, hi), zero-point-free: a float32 division.
+template <int kRule>
+inline bool quantize_by(const Quantizer &b, const float *x, int n, int32_t *out) {
     const float s = b.scale, inverse = b.reciprocal;
     const float lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     int nan = 0;
@@ -21,17 +32,30 @@ inline bool quantize(const Quantizer &b, const float *x, int n, int32_t *out) {
             const float y = x[i] * inverse;
             nan |= y != y;
             const float inside = y != y ? 0.f : limit(y, lo, hi);
-            out[i] = static_cast<int32_t>((inside + kRound) - kRound);
+            out[i] = static_cast<int32_t>(rounded_real<kRule>(inside));
         }
     } else {
         for (int i = 0; i < n; ++i) {
             const float y = x[i] / s;
             nan |= y != y;
             const float inside = y != y ? 0.f : limit(y, lo, hi);
-            out[i] = static_cast<int32_t>((inside + kRound) - kRound);
+            out[i] = static_cast<int32_t>(rounded_real<kRule>(inside));
         }
     }
     return nan != 0;
+}
+
+inline bool quantize(const Quantizer &b, const float *x, int n, int32_t *out) {
+    switch (b.rule) {
+        case QG_HALF_AWAY:
+            return quantize_by<QG_HALF_AWAY>(b, x, n, out);
+        case QG_HALF_UP:
+            return quantize_by<QG_HALF_UP>(b, x, n, out);
+        case QG_FLOOR:
+            return quantize_by<QG_FLOOR>(b, x, n, out);
+        default:
+            return quantize_by<QG_HALF_EVEN>(b, x, n, out);
+    }
 }
 
 template <class From>
@@ -40,6 +64,21 @@ inline void read_codes(const From *x, int n, int32_t zero, int32_t *out) {
 }
 
 #if defined(QG_ROWS_AVX512)
+// Real values within limits, rounded by the rule of a quantizer; with ties to even a conversion
+// rounds them.
+inline __m512 rounded_reals(const Quantizer &b, __m512 y) {
+    if (__builtin_expect(b.rule == QG_HALF_EVEN, 1)) return y;
+    if (b.rule == QG_FLOOR)
+        return _mm512_roundscale_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const __m512 whole = _mm512_roundscale_ps(y, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    const __m512 rest = _mm512_sub_ps(y, whole), one = _mm512_set1_ps(1.f);
+    const __m512 half = _mm512_set1_ps(0.5f), less = _mm512_set1_ps(-0.5f);
+    const __mmask16 up = _mm512_cmp_ps_mask(rest, half, _CMP_GE_OQ);
+    const __mmask16 down = b.rule == QG_HALF_AWAY ? _mm512_cmp_ps_mask(rest, less, _CMP_LE_OQ)
+                                                  : _mm512_cmp_ps_mask(rest, less, _CMP_LT_OQ);
+    return _mm512_mask_sub_ps(_mm512_mask_add_ps(whole, up, whole, one), down, whole, one);
+}
+
 // `quantize` in whole vectors; the last vector is masked.
 inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out) {
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
@@ -52,7 +91,7 @@ inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out
         const __m512 y = b.reciprocal != 0 ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
         const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
         nan |= bad;
-        const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
+        const __m512 inside = rounded_reals(b, _mm512_min_ps(_mm512_max_ps(y, lo), hi));
         const __m512i codes = _mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside);
         _mm512_mask_storeu_epi32(out + i, mask, codes);
     }

@@ -13,6 +13,7 @@ from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
+from quant_gru.integer.rounding import DEFAULT
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import NARROW_BITS
@@ -55,8 +56,14 @@ _THREADS, _MOST_BLOCKS = 128, 1 << 16
 
 
 def takes(quantizer: Quantizer) -> bool:
-    """Return whether these kernels support the codes of a quantizer, which have at most 16 bits."""
-    return quantizer.bits <= NARROW_BITS
+    """Return whether these kernels support a quantizer: at most 16 bits, and ties to even."""
+    return quantizer.bits <= NARROW_BITS and quantizer.rounding == DEFAULT
+
+
+def requantizes(sums: Sequence[WeightedSum], below: Sequence[Quantizer], above: Quantizer) -> bool:
+    """Return whether `requantize` supports sums of codes: at most 16 bits, and ties to even."""
+    narrow = all(each.bits <= NARROW_BITS for each in (above, *below))
+    return narrow and all(each.rounding == DEFAULT for each in sums)
 
 
 def quantize(

@@ -1,5 +1,9 @@
 // Conversions around recurrence/wide_integers.cu: codes of up to 32 bits, and NaN. A warp processes
 // one row.
+//
+// Macro          Values   Meaning
+// QG_RULE        0 to 4   the rule of rounding between layers, see fixed_point.h
+// QG_INPUT_RULE  0 to 3   the rule for real values
 #include "gates/arithmetic.cuh"
 #include "kernel_runtime/cuda/ptx.cuh"
 
@@ -13,6 +17,16 @@ struct Quantize {
     double lo, hi;  // limits minus the zero point
     float scale;
 };
+
+// A real value within limits, rounded. Adding 0.5 to a float32 value changes no result in double.
+inline int64_t rounded(double y) {
+    typedef Magic<double> D;
+    if (QG_INPUT_RULE == QG_HALF_EVEN) return (int64_t)plain(D::plus(y, D::number()));
+    const bool away = QG_INPUT_RULE == QG_HALF_AWAY && y < 0;
+    const double moved = D::plus(y, QG_INPUT_RULE == QG_FLOOR ? 0. : away ? -0.5 : 0.5);
+    const int64_t whole = (int64_t)moved;  // towards zero
+    return whole - (!away && (double)whole > moved);
+}
 
 extern "C" __global__ void __launch_bounds__(256)
     quantize_wide(const __grid_constant__ Quantize p) {
@@ -28,8 +42,7 @@ extern "C" __global__ void __launch_bounds__(256)
         seen |= nan;
         // clamping before rounding gives the same result, since the limits are integers
         const double inside = D::limit(nan ? 0. : (double)y, p.lo, p.hi);
-        const double code = plain(D::plus(inside, D::number()));
-        write_code(p.codes, p.kind, row * p.features + i, (int64_t)code + p.zero);
+        write_code(p.codes, p.kind, row * p.features + i, rounded(inside) + p.zero);
     }
     seen = any_lane(seen);
     if (threadIdx.x % 32 == 0) p.nan[n * p.stride + t] = seen && !(p.lengths && t >= p.lengths[n]);
@@ -80,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(256)
             // codes have up to 32 bits and multipliers 24
             const int64_t v =
                 (read_code(p.codes[d], p.kind[d], row * p.H + i) - p.zero[d]) * p.M[d];
-            const int64_t q = qg_clamp(qg_round(v, (int)p.k[d]), p.lo, p.hi);
+            // the multipliers of these sums have 24 bits
+            const int64_t q = qg_clamp(qg_round_by(v, (int)p.k[d], QG_RULE, 24), p.lo, p.hi);
             write_code(p.to, p.to_kind, (row * p.directions + d) * p.H + i, q + p.out_zero);
         }
 }

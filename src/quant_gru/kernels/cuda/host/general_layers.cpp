@@ -27,8 +27,6 @@ struct DequantizeC {
     float scale;
 };
 
-Kernel border(const char *function) { return {"boundary/wide_border", function, kPlain}; }
-
 class GeneralLayers {
  public:
     explicit GeneralLayers(Launches &to)
@@ -70,6 +68,14 @@ class GeneralLayers {
         p.point(p->lengths, {Block::lengths});
         to_.add(border("quantize_wide"), rows_grid(T_ * N_), p);
         return codes;
+    }
+
+    Kernel border(const char *function) const {
+        const CellNumbers &any = net_.cell(0, 0).numbers();
+        Kernel kernel{"boundary/wide_border", function, kPlain};
+        kernel.macros["QG_RULE"] = std::to_string(any.rounding);
+        kernel.macros["QG_INPUT_RULE"] = std::to_string(any.rounding_input);
+        return kernel;
     }
 
     Draft<QuantizeC> quantization(const QuantizerNumbers &q, int64_t steps, int64_t features,

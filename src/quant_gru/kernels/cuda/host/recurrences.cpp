@@ -63,6 +63,7 @@ void add_generic(Launches &to, Cell &cell, const CodeSequence &s) {
         p.cell = cell.gates<double>();
     }
     Kernel kernel{"recurrence/wide_integers", "generic", {{"QG_WORDS", "1"}}};
+    kernel.macros["QG_RULE"] = std::to_string(cell.numbers().rounding);
     kernel.macros.merge(cell.form().products());
     Grid grid;
     grid.x = static_cast<unsigned>(to.N);

@@ -3,6 +3,7 @@
 //
 // Macro       Values        Meaning
 // QG_WORDS    0, 1          some sums of the gates need 64-bit integers
+// QG_RULE     0 to 4        the rule of rounding, see fixed_point.h
 // QG_RRH, QG_OLD, QG_NEW  0, 1  whether the product is requantized to codes of its own
 // QG_ZONEOUT  0, 1          the new state includes a fraction of the previous state
 #include "gates/arithmetic.cuh"
@@ -35,16 +36,28 @@ inline Term product(int64_t a, int64_t b) {
     return t;
 }
 
+// The bits of a multiplier, which the first step of QG_DOUBLE shifts out.
+inline int bits_of(int64_t M) {
+    int bits = 0;
+    if (QG_RULE == QG_DOUBLE)
+        for (; M; M >>= 1) ++bits;
+    return bits;
+}
+
+inline int64_t rounded(const Sum<double> &s, qg_wide total) {
+    const int first = bits_of(s.M[0] | s.M[1]);
+    return qg_clamp(qg_wide_round_by(total, (int)s.k, QG_RULE, first), s.low, s.high);
+}
+
 inline int64_t apply(const Sum<double> &s, Term t1, Term t2) {
     const qg_wide v1 = qg_wide_product(t1.a, t1.b), v2 = qg_wide_product(t2.a, t2.b);
     const qg_wide total = qg_wide_add(qg_wide_times_word(v1, (uint64_t)s.M[0]),
                                       qg_wide_times_word(v2, (uint64_t)s.M[1]));
-    return qg_clamp(qg_wide_round(total, (int)s.k), s.low, s.high);
+    return rounded(s, total);
 }
 
 inline int64_t apply(const Sum<double> &s, Term t) {
-    const qg_wide total = qg_wide_times(qg_wide_product(t.a, t.b), (uint32_t)s.M[0]);
-    return qg_clamp(qg_wide_round(total, (int)s.k), s.low, s.high);
+    return rounded(s, qg_wide_times(qg_wide_product(t.a, t.b), (uint32_t)s.M[0]));
 }
 
 inline int64_t look_up(const Table &t, int64_t v) {
@@ -61,7 +74,7 @@ inline int64_t look_up(const Table &t, int64_t v) {
     const int64_t *c = t.coefficients + (int64_t)low * (t.degree + 1);
     int64_t y = c[t.degree];
     for (int power = (int)t.degree - 1; power >= 0; --power) y = y * d + c[power];
-    return qg_clamp(qg_round(y, (int)t.shift), t.lo, t.hi);
+    return qg_clamp(qg_round_by(y, (int)t.shift, QG_RULE, (int)t.shift), t.lo, t.hi);
 }
 
 // Computes the three channels of one unit: W x or R h, requantized.
@@ -79,7 +92,8 @@ inline void project(const Matrix &p, const int64_t *v, const void *codes, int64_
     for (int gate = 0; gate < 3; ++gate) {
         const int64_t c = gate * H + unit;
         const qg_wide product = qg_wide_times(total[gate], (uint32_t)p.M[c]);
-        out[gate] = qg_clamp(qg_wide_round(product, (int)p.k[c]), p.lo, p.hi);
+        out[gate] =
+            qg_clamp(qg_wide_round_by(product, (int)p.k[c], QG_RULE, bits_of(p.M[c])), p.lo, p.hi);
     }
 }
 

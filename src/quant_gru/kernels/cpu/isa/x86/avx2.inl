@@ -77,6 +77,16 @@ struct Floats {
                                           _mm256_cmp_ps(a.v, hi.v, _CMP_LE_OQ));
         return {_mm256_and_ps(both, _mm256_set1_ps(1.f))};
     }
+    static constexpr bool kDirected = false;
+    static Floats ready(Floats a) { return a; }
+    static Floats floor(Floats a) { return {_mm256_floor_ps(a.v)}; }
+    static Floats trunc(Floats a) {
+        return {_mm256_round_ps(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+    }
+    static Floats half_of(Floats a) {
+        const __m256 sign = _mm256_and_ps(a.v, _mm256_set1_ps(-0.f));
+        return {_mm256_or_ps(sign, _mm256_set1_ps(0.5f))};
+    }
     static Floats round(Floats a) {
         return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
     }
@@ -254,6 +264,17 @@ struct Doubles {
     }
     static Doubles inside(const Doubles &x, const Doubles &lo, const Doubles &hi) {
         return {inside(x.a, lo.a, hi.a), inside(x.b, lo.b, hi.b)};
+    }
+    static constexpr bool kDirected = false;
+    static Doubles floor(const Doubles &x) { return {_mm256_floor_pd(x.a), _mm256_floor_pd(x.b)}; }
+    static Doubles trunc(const Doubles &x) {
+        constexpr int mode = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
+        return {_mm256_round_pd(x.a, mode), _mm256_round_pd(x.b, mode)};
+    }
+    static Doubles half_of(const Doubles &x) {
+        const __m256d sign = _mm256_set1_pd(-0.), half = _mm256_set1_pd(0.5);
+        return {_mm256_or_pd(_mm256_and_pd(x.a, sign), half),
+                _mm256_or_pd(_mm256_and_pd(x.b, sign), half)};
     }
     static Doubles round(const Doubles &x) {
         constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

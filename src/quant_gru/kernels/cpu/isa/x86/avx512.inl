@@ -98,7 +98,7 @@ inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x
         const __m512 y = multiplies ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
         const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
         nan |= bad;
-        const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
+        const __m512 inside = rounded_reals(b, _mm512_min_ps(_mm512_max_ps(y, lo), hi));
         const __m512i code =
             _mm512_add_epi32(_mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside), shift);
         store_bytes(code, to + i);
@@ -153,6 +153,26 @@ struct Floats {
         const __mmask16 above = _mm512_cmp_ps_mask(a.v, lo.v, _CMP_GE_OQ);
         return {_mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(above, a.v, hi.v, _CMP_LE_OQ),
                                     _mm512_set1_ps(1.f))};
+    }
+    static Floats ready(Floats a) { return a; }
+    static constexpr bool kDirected = true;
+    static Floats floor(Floats a) {
+        return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+    }
+    static Floats trunc(Floats a) {
+        return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+    }
+    static Floats half_of(Floats a) {
+        // (a & sign) | half
+        return {_mm512_castsi512_ps(_mm512_ternarylogic_epi64(
+            _mm512_castps_si512(a.v), _mm512_castps_si512(_mm512_set1_ps(-0.f)),
+            _mm512_castps_si512(_mm512_set1_ps(0.5f)), 0xea))};
+    }
+    static Floats product_down(Floats a, Floats m, Floats c) {
+        return {_mm512_fmadd_round_ps(a.v, m.v, c.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+    }
+    static Floats product_to_zero(Floats a, Floats m, Floats c) {
+        return {_mm512_fmadd_round_ps(a.v, m.v, c.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
     }
     static Floats round(Floats a) {
         const __m512 magic = _mm512_set1_ps(kRound);
@@ -383,6 +403,25 @@ struct Doubles {
         const __mmask8 above = _mm512_cmp_pd_mask(a.v, lo.v, _CMP_GE_OQ);
         return {_mm512_maskz_mov_pd(_mm512_mask_cmp_pd_mask(above, a.v, hi.v, _CMP_LE_OQ),
                                     _mm512_set1_pd(1.))};
+    }
+    static constexpr bool kDirected = true;
+    static Doubles floor(Doubles a) {
+        return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+    }
+    static Doubles trunc(Doubles a) {
+        return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+    }
+    static Doubles half_of(Doubles a) {
+        // (a & sign) | half
+        return {_mm512_castsi512_pd(_mm512_ternarylogic_epi64(
+            _mm512_castpd_si512(a.v), _mm512_castpd_si512(_mm512_set1_pd(-0.)),
+            _mm512_castpd_si512(_mm512_set1_pd(0.5)), 0xea))};
+    }
+    static Doubles product_down(Doubles a, Doubles m, Doubles c) {
+        return {_mm512_fmadd_round_pd(a.v, m.v, c.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+    }
+    static Doubles product_to_zero(Doubles a, Doubles m, Doubles c) {
+        return {_mm512_fmadd_round_pd(a.v, m.v, c.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
     }
     static Doubles round(Doubles a) {
         return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};

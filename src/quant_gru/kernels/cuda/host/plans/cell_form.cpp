@@ -88,7 +88,8 @@ Form form_of(const CellNumbers &n, const GateTables &tables, bool saturates, boo
         }
     const bool all_fit = std::all_of(sums.begin(), sums.end(),
                                      [](const SumNumbers *sum) { return fits_float(*sum); });
-    form.narrow = plan.narrow;
+    // the fast kernels round ties to even
+    form.narrow = plan.narrow && n.rounding == QG_HALF_EVEN && n.rounding_input == QG_HALF_EVEN;
     form.weight_bytes = planes_of(n.R.weight_bits);
     form.state_bytes = planes_of(n.h.bits);
     form.wide_input = n.Wx.bits > 8;

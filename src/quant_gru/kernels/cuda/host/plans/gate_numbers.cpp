@@ -58,7 +58,7 @@ TableC table_of(const GateNumbers &gates, size_t gate, const TableAddresses &pla
 
 GateNumbers::GateNumbers(const CellNumbers &numbers_)
     : numbers(numbers_), saturated(saturated_numbers(numbers_)) {
-    for (size_t i = 0; i < 3; ++i) tables[i] = gate_table(table(i), pre(i));
+    for (size_t i = 0; i < 3; ++i) tables[i] = gate_table(table(i), pre(i), numbers.rounding);
 }
 
 const TableNumbers &GateNumbers::table(size_t gate) const {

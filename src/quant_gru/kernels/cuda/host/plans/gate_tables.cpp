@@ -13,13 +13,13 @@ constexpr int64_t kUnit = 1 << 10;  // of a line's base and slope
 constexpr int64_t kSteepest = (1 << 16) - 1;
 constexpr int64_t kReserved = 256;  // quadratics reserve room for a multiple of this number
 
-int64_t output_of(const TableNumbers &t, int64_t code) {
+int64_t output_of(const TableNumbers &t, int rule, int64_t code) {
     const int64_t q = std::min(std::max(code, t.bounds[0]), t.last);
     const int64_t segment = std::upper_bound(t.bounds, t.bounds + t.segments, q) - t.bounds - 1;
     const int64_t *c = t.coefficients + segment * (t.degree + 1), d = q - t.bounds[segment];
     int64_t y = c[t.degree];
     for (int power = t.degree - 1; power >= 0; --power) y = y * d + c[power];
-    return qg_clamp(qg_round(y, t.shift), t.lo - t.zero, t.hi - t.zero);
+    return qg_clamp(qg_round_by(y, t.shift, rule, t.shift), t.lo - t.zero, t.hi - t.zero);
 }
 
 int mode_of(const TableNumbers &t, const QuantizerNumbers &pre) {
@@ -111,7 +111,7 @@ int GateTable::shared_bytes(int how) const {
     }
 }
 
-GateTable gate_table(const TableNumbers &table, const QuantizerNumbers &pre) {
+GateTable gate_table(const TableNumbers &table, const QuantizerNumbers &pre, int rule) {
     GateTable found;
     found.mode = found.near = mode_of(table, pre);
     found.segments = table.segments;
@@ -124,8 +124,8 @@ GateTable gate_table(const TableNumbers &table, const QuantizerNumbers &pre) {
     }
     std::vector<int64_t> outputs;
     for (int64_t i = 0; i < count; ++i)
-        outputs.push_back(
-            output_of(table, std::min(std::max(found.first + pre.zero + i, pre.lo()), pre.hi())));
+        outputs.push_back(output_of(
+            table, rule, std::min(std::max(found.first + pre.zero + i, pre.lo()), pre.hi())));
     found.direct.assign(outputs.begin(), outputs.end());
     if (pre.bits > kExactBits) add_lines(found, outputs);
     if (!found.lines.empty()) found.near = kCompressed;

@@ -32,7 +32,7 @@ struct GateTable {
 
 using GateTables = std::array<GateTable, 3>;  // of z, r and g
 
-GateTable gate_table(const TableNumbers &table, const QuantizerNumbers &pre);
+GateTable gate_table(const TableNumbers &table, const QuantizerNumbers &pre, int rule);
 
 // The largest even code that is at most the smallest input code: the first entry of a table of
 // up to 256 codes.

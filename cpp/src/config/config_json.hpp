@@ -17,4 +17,7 @@ QuantConfig read_config(const Json &document, const std::string &where);
 // Writes the complete configuration.
 void write_config(const QuantConfig &config, JsonWriter &to);
 
+// The same, with only the notes of the operators.
+void write_rest_of_config(const QuantConfig &config, JsonWriter &to);
+
 }  // namespace quant_gru

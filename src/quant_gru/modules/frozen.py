@@ -40,7 +40,7 @@ class FrozenQuantGRU(torch.nn.Module):
 
     `QuantGRU.freeze()` creates it, and `FrozenQuantGRU.from_state_dict(module.state_dict())`
     restores it. Its state_dict contains only integer tensors: weights in their containers, biases
-    in accumulator units, multipliers, shifts, and the parameter document as text in uint8.
+    in accumulator units, multipliers, shifts, and the parameter document as bytes.
     """
 
     def __init__(self, document: dict[str, Any], batch_first: bool, plan: GRUPlan) -> None:
@@ -62,7 +62,8 @@ class FrozenQuantGRU(torch.nn.Module):
         self.shape = found.shape
         self.batch_first = batch_first
         self._plans = FrozenPlans(found.cells, found.shape)
-        text = params.to_tensor({**document, "batch_first": batch_first})
+        document = params.to_document(found.shape, found.config, found.cells)
+        text = params.to_packed_tensor({**document, "batch_first": batch_first})
         # on the device of the integers, because a module is on one device
         self.register_buffer(_DOCUMENT, text.to(device))
 
@@ -143,13 +144,13 @@ class FrozenQuantGRU(torch.nn.Module):
             ParameterError: The file cannot be read, or a part of it is wrong; the message names
                 the part, the rule and the value.
         """
-        document, batch_first, tensors, where = frozen_file.read(path)
-        text = params.to_tensor({**document, "batch_first": batch_first})
+        file = frozen_file.read(path)
+        text = params.to_tensor({**file.document, "batch_first": file.batch_first})
         try:
-            module = cls.from_state_dict({**tensors, _DOCUMENT: text})
+            module = cls.from_state_dict({**file.buffers, _DOCUMENT: text})
         except QuantGRUError as error:
-            raise ParameterError(f"{error} ({where})") from None
-        frozen_file.check(tensors, module.shape, module._plan(), where)
+            raise ParameterError(f"{error} ({file.where})") from None
+        frozen_file.check(file, module._document(), module.shape, module._plan())
         return module
 
     @classmethod

@@ -36,7 +36,6 @@ from quant_gru.interchange.plan_tensors import derived_tensors, suffix_of, sums_
 from quant_gru.parameters import document as params
 from quant_gru.parameters import packed
 from quant_gru.parameters.columns import Reader, column, pack_bits, packed_size, unpack_bits
-from quant_gru.parameters.schema import Shape
 
 FORMAT = "quant-gru-frozen"
 VERSION, FIRST_VERSION = "2", "1"
@@ -48,7 +47,7 @@ class Content:
     """What a file has.
 
     Attributes:
-        document: The parameter document, not checked.
+        parameters: What the parameter document says.
         batch_first: Whether the batch is the first dimension of the module's inputs.
         buffers: The integers of all cells by name; they may be missing or wrong.
         tensors: All tensors of the file by name.
@@ -56,7 +55,7 @@ class Content:
         where: The file, for messages.
     """
 
-    document: dict[str, Any]
+    parameters: params.Parameters
     batch_first: bool
     buffers: dict[str, Tensor]
     tensors: dict[str, Tensor]
@@ -87,6 +86,43 @@ def write(
         write_bytes(path, to_bytes(document, batch_first, buffers, plan))
     except ConfigError as error:
         raise ParameterError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a file.
+
+    Attributes:
+        name: A tensor, or 'header'.
+        shape: Of the tensor, as text.
+        dtype: Of the tensor.
+        bytes: What it takes.
+    """
+
+    name: str
+    shape: str
+    dtype: str
+    bytes: int
+
+    @property
+    def is_of_weights(self) -> bool:
+        """Whether it has weights, biases, multipliers and sums, and not parameters or tables."""
+        return self.name not in ("header", "columns")
+
+
+def parts_of(raw: bytes) -> list[Part]:
+    """Return the parts of the bytes of a file; together they are the file.
+
+    'columns' are tables, scales and zero points. The header has the rest of the document.
+    """
+    (size,) = struct.unpack("<Q", raw[:8])
+    found = [Part("header", "", "", 8 + size)]
+    for name, entry in json.loads(raw[8 : 8 + size]).items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            shape = " x ".join(map(str, entry["shape"]))
+            found.append(Part(name, shape, entry["dtype"], end - begin))
+    return found
 
 
 def to_bytes(
@@ -141,25 +177,25 @@ def read(path: str | os.PathLike[str]) -> Content:
         if zipfile.is_zipfile(name):
             hint = "; for a file of torch.save, FrozenQuantGRU.from_state_dict(torch.load(file))"
         raise ParameterError(f"Expected a safetensors file, got: {error} ({where}){hint}") from None
-    buffers = tensors
     if version == VERSION:
         document = params.unpacked(document, _bytes(tensors, "columns", where), where)
-        buffers = _buffers(tensors, params.from_document(document, where), where)
-    return Content(document, batch_first, buffers, tensors, version, where)
+    parameters = params.from_document(document, where)
+    buffers = _buffers(tensors, parameters, where) if version == VERSION else tensors
+    return Content(parameters, batch_first, buffers, tensors, version, where)
 
 
-def check(content: Content, document: Mapping[str, Any], shape: Shape, plan: GRUPlan) -> None:
+def check(content: Content, columns: bytes, plan: GRUPlan) -> None:
     """Compare all that a file has with what its buffers and its document determine.
 
     Args:
         content: The file.
-        document: Its document, as it is written.
-        shape: The GRU that it describes.
+        columns: Those of its document, as they are written.
         plan: The plan of its buffers.
 
     Raises:
         ParameterError: A tensor is missing, unknown or differs.
     """
+    shape = content.parameters.shape
     names = [
         name + suffix_of(layer, direction)
         for layer in range(shape.num_layers)
@@ -170,7 +206,7 @@ def check(content: Content, document: Mapping[str, Any], shape: Shape, plan: GRU
     if content.version == FIRST_VERSION:
         expected = {**buffers, **derived_tensors(plan)}
     else:
-        expected = _tensors(packed.pack(dict(document))[1], buffers, plan)
+        expected = _tensors(columns, buffers, plan)
     found, where = content.tensors, content.where
     for key, tensor in expected.items():
         if key not in found:

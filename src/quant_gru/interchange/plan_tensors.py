@@ -102,14 +102,3 @@ def _numbers(weighted_sum: WeightedSum) -> list[int]:
 
 def _integers(values: list[int] | list[list[int]]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
-
-
-def table_bytes(plan: GRUPlan) -> int:
-    """Return the bytes of the tables of all cells."""
-    return sum(
-        part.nbytes
-        for layer in plan.cells
-        for cell in layer
-        for table in cell.frozen.tables.values()
-        for part in (table.bounds, table.coefficients)
-    )

@@ -187,6 +187,11 @@ def to_packed_tensor(document: dict[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(text + b"\0" + columns), dtype=torch.uint8)
 
 
+def columns_of(tensor: Tensor) -> bytes:
+    """Return the columns in a tensor of `to_packed_tensor`."""
+    return bytes(tensor.cpu().numpy()).partition(b"\0")[2]
+
+
 def from_tensor(tensor: Any, where: str) -> dict[str, Any]:
     """Return the document in a tensor of `to_tensor` or `to_packed_tensor`.
 

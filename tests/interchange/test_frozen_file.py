@@ -6,19 +6,25 @@ import json
 import os
 import random
 import struct
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from random_grus import KINDS, random_codes, random_gru
 from safetensors.torch import load_file, save_file
 
 from quant_gru import FrozenQuantGRU, ParameterError, QuantConfig, QuantGRU
+from quant_gru.config import FUSIBLE, OPERATORS
 from quant_gru.execution.frozen_plan import BUFFERS
 from quant_gru.interchange.frozen_file import with_metadata
 from quant_gru.interchange.plan_tensors import derived_tensors, sums_of_cell
 from quant_gru.parameters.columns import column
 from quant_gru.parameters.packed import pack
+
+ACTIVATIONS = ("exact", "pwl", "quadratic")
 
 
 def inputs(gru: FrozenQuantGRU, rng: random.Random) -> torch.Tensor:
@@ -208,6 +214,59 @@ def test_files_of_the_first_version(kind, tmp_path):
         results = [each.forward_integer(x) for each in (gru, old, new)]
         for result in results[1:]:
             assert all(map(torch.equal, result, results[0])), (kind, seed)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> QuantConfig:
+    """A preset, or any widths."""
+    preset = draw(st.sampled_from(["int8", "int8_wide", "w8a16", "int16", None]))
+    if preset is not None:
+        return getattr(QuantConfig, preset)()
+    config = QuantConfig.int8()
+    common = draw(st.integers(1, 32))
+    for name in OPERATORS:
+        bits = draw(st.one_of(st.just(common), st.integers(1, 32)))
+        config = config.replace(name, bitwidth=bits)
+    for name in FUSIBLE:
+        if draw(st.booleans()):
+            config = config.replace(name, bitwidth=None)
+    kind, activation = draw(st.sampled_from(["pot", "free"])), draw(st.sampled_from(ACTIVATIONS))
+    return config.replace_globals(scale_kind=kind, activation=activation)
+
+
+@pytest.mark.filterwarnings("ignore::quant_gru.QuantGRUWarning")
+@settings(max_examples=30, deadline=None)
+@given(configs(), st.integers(1, 3), st.booleans(), st.integers(0, 1 << 20))
+def test_files_of_live_grus(config, layers, both, seed):
+    """Both versions have the plan of the live GRU, from which every executor computes."""
+    generator = torch.Generator().manual_seed(seed)
+    gru = QuantGRU(5, 6, num_layers=layers, bidirectional=both, config=config, zoneout=0.1).eval()
+    x = torch.randn(7, 3, 5, generator=generator)
+    gru.calibrate(x)
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    with tempfile.TemporaryDirectory() as folder:
+        old, new = Path(folder) / "old", Path(folder) / "new"
+        old.write_bytes(first_version(gru.freeze()))
+        gru.freeze().save(new)
+        loaded = [FrozenQuantGRU.load(old), FrozenQuantGRU.load(new)]
+    live = gru._source().plan
+    numbers = derived_tensors(live)
+    for frozen in loaded:
+        plan = frozen._plan()
+        found = derived_tensors(plan)
+        assert found.keys() == numbers.keys()
+        assert all(torch.equal(found[key], numbers[key]) for key in found)
+        for mine, its in zip(plan.cells, live.cells, strict=True):
+            for a, b in zip(mine, its, strict=True):
+                assert torch.equal(a.weights.W, b.weights.W)
+                assert torch.equal(a.weights.R, b.weights.R)
+                for one, other in ((a.weights.Wx, b.weights.Wx), (a.weights.Rh, b.weights.Rh)):
+                    assert torch.equal(one.multipliers[0].long(), other.multipliers[0].long())
+                    assert torch.equal(one.shift.long(), other.shift.long())
+                assert torch.equal(a.weights.Bw.long(), b.weights.Bw.long())
+                assert torch.equal(a.weights.Br.long(), b.weights.Br.long())
+        assert all(map(torch.equal, frozen(x), gru(x)))
 
 
 def test_a_file_that_an_older_library_wrote(tmp_path):

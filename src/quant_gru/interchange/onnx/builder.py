@@ -103,12 +103,11 @@ class Builder:
 
     def few_bits(self, least: int, most: int) -> tuple[Any, int] | None:
         """Return a type of 2 or 4 bits that holds these integers, and its bits; None without."""
-        import ml_dtypes  # onnx needs it
-
-        if self.opset >= INT2_OPSET and least >= -2 and most < 2:
-            return ml_dtypes.int2, 2
+        types = self._ir.DataType
+        if self.opset >= INT2_OPSET and hasattr(types, "INT2") and least >= -2 and most < 2:
+            return types.INT2.numpy(), 2
         if self.opset >= OPSET and least >= -8 and most < 8:
-            return ml_dtypes.int4, 4
+            return types.INT4.numpy(), 4
         return None
 
     def op(self, kind: str, *inputs: Value | None, domain: str = "", **attributes: Any) -> Value:

@@ -1,9 +1,9 @@
 // The file of a frozen GRU, with the bytes that Python writes.
 #include <cstring>
-#include <limits>
 #include <map>
 #include <utility>
 
+#include "columns.hpp"
 #include "json_writer.hpp"
 #include "number_rules.hpp"
 #include "parameters/document.hpp"
@@ -35,59 +35,24 @@ TensorBytes tensor_of(const char *dtype, const std::vector<int64_t> &values,
     return to;
 }
 
-TensorBytes integers(const std::vector<int64_t> &values, std::vector<int64_t> shape) {
-    return tensor_of<int64_t>("I64", values, std::move(shape));
+TensorBytes bytes_of(std::string bytes) {
+    const auto size = static_cast<int64_t>(bytes.size());
+    return {"U8", 1, {size}, std::move(bytes)};
 }
 
-TensorBytes integers(const std::vector<int64_t> &values) {
-    return integers(values, {static_cast<int64_t>(values.size())});
+// Codes (rows, K): as they are where they fill their containers, otherwise without gaps.
+TensorBytes codes_of(const std::vector<int64_t> &codes, int64_t rows, int64_t K, int bits) {
+    if (bits == 8) return tensor_of<int8_t>("I8", codes, {rows, K});
+    if (bits == 16) return tensor_of<int16_t>("I16", codes, {rows, K});
+    if (bits == 32) return tensor_of<int32_t>("I32", codes, {rows, K});
+    std::string packed;
+    pack_bits(codes, bits, packed);
+    return bytes_of(std::move(packed));
 }
 
-// Integers in the smallest of int8, uint8, int16, int32, int64 that holds lo and hi.
-TensorBytes compact(const std::vector<int64_t> &values, std::vector<int64_t> shape, int64_t lo,
-                    int64_t hi) {
-    const auto in = [lo, hi](auto type) {
-        using T = decltype(type);
-        return lo >= std::numeric_limits<T>::min() && hi <= std::numeric_limits<T>::max();
-    };
-    if (in(int8_t{})) return tensor_of<int8_t>("I8", values, std::move(shape));
-    if (in(uint8_t{})) return tensor_of<uint8_t>("U8", values, std::move(shape));
-    if (in(int16_t{})) return tensor_of<int16_t>("I16", values, std::move(shape));
-    if (in(int32_t{})) return tensor_of<int32_t>("I32", values, std::move(shape));
-    return integers(values, std::move(shape));
-}
-
-TensorBytes compact(const std::vector<int64_t> &values, std::vector<int64_t> shape) {
-    int64_t lo = values[0], hi = values[0];
-    for (int64_t value : values) {
-        lo = value < lo ? value : lo;
-        hi = value > hi ? value : hi;
-    }
-    return compact(values, std::move(shape), lo, hi);
-}
-
-TensorBytes float32(double value) {
-    const auto real = static_cast<float>(value);
-    uint32_t bits;
-    std::memcpy(&bits, &real, sizeof bits);
-    TensorBytes to = tensor_of<int32_t>("F32", {static_cast<int64_t>(bits)}, {1});
-    return to;
-}
-
-std::vector<int64_t> numbers_of(const Multipliers &sum) {
-    std::vector<int64_t> found = {sum.k};
-    found.insert(found.end(), sum.M.begin(), sum.M.end());
-    return found;
-}
-
-void add_matrix(const WeightNumbers &m, const char *const (&names)[4], int bits, int64_t K,
-                const std::string &suffix, TensorMap &to) {
-    const auto rows = static_cast<int64_t>(m.M.size());
-    const int64_t hi = (int64_t{1} << (bits - 1)) - 1;
-    to[names[0] + suffix] = compact(m.codes, {rows, K}, -hi - 1, hi);
-    to[names[1] + suffix] = compact(m.bias, {rows});
-    to[names[2] + suffix] = compact(m.M, {rows});
-    to[names[3] + suffix] = compact(m.k, {rows});
+void add_numbers(const Multipliers &sum, std::vector<int64_t> &to) {
+    to.push_back(sum.k);
+    to.insert(to.end(), sum.M.begin(), sum.M.end());
 }
 
 // Throws ArgumentError unless kernels can accumulate K products.
@@ -116,54 +81,35 @@ void add_cell(const Parameters &parameters, size_t index, const WeightNumbers &W
     const auto D = static_cast<size_t>(shape.directions());
     const size_t layer = index / D;
     const std::string suffix = "_l" + std::to_string(layer) + (index % D ? "_reverse" : "");
-    add_matrix(W, {"W", "Bw", "Mx", "kx"}, cell.config[Operator::W].bitwidth,
-               inputs_of(shape, index), suffix, to);
-    add_matrix(R, {"R", "Br", "Mh", "kh"}, cell.config[Operator::R].bitwidth, shape.hidden_size,
-               suffix, to);
+    const auto rows = static_cast<int64_t>(W.M.size());
+    to["W" + suffix] =
+        codes_of(W.codes, rows, inputs_of(shape, index), cell.config[Operator::W].bitwidth);
+    to["R" + suffix] =
+        codes_of(R.codes, rows, shape.hidden_size, cell.config[Operator::R].bitwidth);
+    std::string columns;
+    for (const auto *each : {&W.bias, &R.bias, &W.M, &W.k, &R.M, &R.k}) add_column(*each, columns);
     const FrozenNumbers frozen = frozen_numbers(cell, shape.zoneout);
-    to["cell" + suffix] = integers({frozen.one, W.bias_shift, R.bias_shift});
-    const auto rule = static_cast<int64_t>(cell.config.rounding);
-    const auto border = static_cast<int64_t>(cell.config.border_rounding());
-    if (rule || border) to["rounding" + suffix] = integers({rule, border});
-    for (int i = 0; i < kOperators; ++i) {
-        const auto op = static_cast<Operator>(i);
-        if (is_weight(op) || !cell.config[op].bitwidth) continue;
-        const ActivationQuantizer &q = cell.quantizer(op);
-        const std::string name = name_of(op) + suffix;
-        to["quantizer." + name] = integers({q.lo(), q.hi(), q.zero_point});
-        to["scale." + name] = float32(q.scale);
-    }
-    for (const auto &[op, sum] : frozen.sums)
-        to["sum." + std::string(name_of(op)) + suffix] = integers(numbers_of(sum));
-    if (frozen.zoneout) to["sum.zoneout" + suffix] = integers(numbers_of(*frozen.zoneout));
-    for (Operator op : {Operator::z_out, Operator::r_out, Operator::g_out}) {
-        const ActivationTable &t = cell.table(op);
-        const std::string name = "table." + std::string(name_of(op)) + ".";
-        const auto segments = static_cast<int64_t>(t.bounds.size());
-        to[name + "bounds" + suffix] = compact(t.bounds, {segments});
-        to[name + "coefficients" + suffix] = compact(t.coefficients, {segments, t.degree + 1});
-        to[name + "numbers" + suffix] =
-            integers({t.last, t.shift, t.zero_point, t.lo, t.hi, t.segment_shift});
-    }
-    if (!layer) return;
-    std::vector<int64_t> between;
-    for (size_t below = (layer - 1) * D; below < layer * D; ++below) {
+    std::vector<int64_t> sums = {frozen.one};
+    for (const auto &each : frozen.sums) add_numbers(each.second, sums);
+    if (frozen.zoneout) add_numbers(*frozen.zoneout, sums);
+    for (size_t below = layer ? (layer - 1) * D : 0; below < layer * D; ++below) {
         const double ratio = parameters.cells[below].quantizer(Operator::h).scale /
                              cell.quantizer(Operator::x).scale;
-        for (int64_t number : numbers_of(one_term(ratio, 24))) between.push_back(number);
+        add_numbers(one_term(ratio, 24), sums);
     }
-    to["between" + suffix] = integers(between, {static_cast<int64_t>(D), 2});
+    add_column(sums, columns);
+    to["integers" + suffix] = bytes_of(std::move(columns));
 }
 
 // The bytes of a safetensors file. Tensors with larger elements come first, then by name.
 std::string file_of(const TensorMap &tensors, const std::string &document, bool batch_first) {
     JsonWriter header(-1, true);
     header.begin('{').key("__metadata__").begin('{');
-    header.member("format", "quant-gru-frozen").member("version", "1");
+    header.member("format", "quant-gru-frozen").member("version", "2");
     header.member("batch_first", batch_first ? "true" : "false").member("document", document);
     header.end();
     std::string data;
-    for (const char *dtype : {"I64", "F32", "I32", "I16", "I8", "U8"})
+    for (const char *dtype : {"I32", "I16", "I8", "U8"})
         for (const auto &[name, tensor] : tensors) {
             if (std::strcmp(tensor.dtype, dtype) != 0) continue;
             const auto begin = static_cast<int64_t>(data.size());
@@ -189,7 +135,7 @@ std::string frozen_file(const Parameters &parameters, const std::vector<WeightNu
     for (size_t i = 0; i < parameters.cells.size(); ++i)
         add_cell(parameters, i, weights[2 * i], weights[2 * i + 1], tensors);
     JsonWriter document(-1, true);
-    write_document(parameters, document);
+    tensors["columns"] = bytes_of(write_packed_document(parameters, document));
     return file_of(tensors, document.text(), batch_first);
 }
 

@@ -1,5 +1,6 @@
 #include "frozen_file.hpp"
 
+#include <array>
 #include <cstring>
 #include <set>
 #include <string>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "number_rules.hpp"
+#include "packed_file.hpp"
 #include "safetensors.hpp"
 
 namespace quant_gru {
@@ -94,7 +96,7 @@ class CellReader {
     CellReader(Tensors &tensors, std::string suffix, FrozenCell &cell)
         : tensors_(tensors), suffix_(std::move(suffix)), cell_(cell), n_(cell.numbers) {}
 
-    void read(int64_t H, int64_t C, const Json &operators, bool is_first) {
+    void read(int64_t H, int64_t C, const std::array<int, 2> &weight_bits, bool is_first) {
         n_.H = static_cast<int>(H);
         if (tensors_.has("rounding" + suffix_)) {
             const auto rules = integers("rounding", {2});
@@ -111,8 +113,8 @@ class CellReader {
         n_.tables.z = table("gate.z_out", n_.z_pre, n_.z);
         n_.tables.r = table("gate.r_out", n_.r_pre, n_.r);
         n_.tables.g = table("gate.g_out", n_.g_pre, n_.g);
-        n_.W = matrix('W', C, operators, n_.x);
-        n_.R = matrix('R', H, operators, n_.h);
+        n_.W = matrix('W', C, weight_bits[0], n_.x);
+        n_.R = matrix('R', H, weight_bits[1], n_.h);
         for (const auto &[found, weights, operand] :
              {std::tuple(numbers[1], &n_.W, &n_.x), std::tuple(numbers[2], &n_.R, &n_.h)})
             if (found != bias_shift(weights->weight_bits, operand->bits))
@@ -213,15 +215,13 @@ class CellReader {
         return t;
     }
 
-    MatrixNumbers matrix(char name, int64_t inputs, const Json &operators,
-                         const QuantizerNumbers &operand) {
-        const std::string weight = std::string("weight.") + name, letter(1, name);
+    MatrixNumbers matrix(char name, int64_t inputs, int bits, const QuantizerNumbers &operand) {
+        const std::string letter(1, name);
         const std::string row = name == 'W' ? "x" : "h";
         const int64_t rows = 3 * int64_t{n_.H};
         MatrixNumbers m;
         m.inputs = static_cast<int>(inputs);
-        m.weight_bits = static_cast<int>(
-            operators.at(weight).at("bitwidth").integer("bitwidth of " + weight, 1, 32));
+        m.weight_bits = bits;
         read_codes(letter, rows, m);
         const int64_t limit = bias_limit(m.weight_bits, operand.bits);
         const int p = significant_bits(m.weight_bits + operand.bits);
@@ -266,14 +266,26 @@ class CellReader {
     CellNumbers &n_;
 };
 
-void check_metadata(const Json &metadata) {
-    for (const auto &[key, value] :
-         {std::pair("format", "quant-gru-frozen"), std::pair("version", "1")}) {
-        const std::string &found = metadata.at(key).string(key);
-        if (found != value)
-            throw FileError(std::string("Expected ") + key + " '" + value +
-                            "' in the metadata, got '" + found.substr(0, 80) + "'");
-    }
+// Returns the version.
+char checked_version(const Json &metadata) {
+    const std::string &format = metadata.at("format").string("format");
+    if (format != "quant-gru-frozen")
+        throw FileError("Expected format 'quant-gru-frozen' in the metadata, got '" +
+                        format.substr(0, 80) + "'");
+    const std::string &version = metadata.at("version").string("version");
+    if (version != "1" && version != "2")
+        throw FileError("Expected version '1' or '2' in the metadata, got '" +
+                        version.substr(0, 80) + "'");
+    return version[0];
+}
+
+// The widths of W and R of a cell of a whole document.
+std::array<int, 2> weight_bits(const Json &cell) {
+    const auto bits = [&cell](const std::string &weight) {
+        const Json &width = cell.at("operators").at(weight).at("bitwidth");
+        return static_cast<int>(width.integer("bitwidth of " + weight, 1, 32));
+    };
+    return {bits("weight.W"), bits("weight.R")};
 }
 
 Shape shape_of(const Json &metadata, const Json &document) {
@@ -294,25 +306,31 @@ Shape shape_of(const Json &metadata, const Json &document) {
 }  // namespace
 
 FrozenGRU read_frozen(const void *bytes, size_t size) {
-    const Safetensors file = read_safetensors(bytes, size);
-    if (file.metadata.is_null()) throw FileError("Expected '__metadata__' in the header, got none");
-    check_metadata(file.metadata);
-    const Json document = Json::parse(file.metadata.at("document").string("document"));
+    Expanded all;
+    all.file = read_safetensors(bytes, size);
+    const Json &metadata = all.file.metadata;
+    if (metadata.is_null()) throw FileError("Expected '__metadata__' in the header, got none");
+    const char version = checked_version(metadata);
+    const Json document = Json::parse(metadata.at("document").string("document"));
     FrozenGRU gru;
-    gru.shape = shape_of(file.metadata, document);
+    gru.shape = shape_of(metadata, document);
     const int64_t D = gru.shape.directions, H = gru.shape.hidden_size;
     const Json::Array &cells = document.at("cells").array("cells");
     if (static_cast<int64_t>(cells.size()) != gru.shape.num_layers * D)
         throw FileError("Expected " + std::to_string(gru.shape.num_layers * D) + " cells, got " +
                         std::to_string(cells.size()));
-    Tensors tensors(file);
+    if (version == '2')
+        all = expanded(all.file, document, gru.shape);
+    else
+        for (const Json &cell : cells) all.weight_bits.push_back(weight_bits(cell));
+    Tensors tensors(all.file);
     gru.cells.resize(cells.size());
     for (size_t i = 0; i < cells.size(); ++i) {
         const auto index = static_cast<int64_t>(i);
         const int64_t layer = index / D;
         const std::string suffix = "_l" + std::to_string(layer) + (index % D ? "_reverse" : "");
         CellReader reader(tensors, suffix, gru.cells[i]);
-        reader.read(H, layer ? D * H : gru.shape.input_size, cells[i].at("operators"), !layer);
+        reader.read(H, layer ? D * H : gru.shape.input_size, all.weight_bits[i], !layer);
         if (layer) reader.read_between(D);
     }
     tensors.check_all_used();

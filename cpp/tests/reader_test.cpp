@@ -98,19 +98,37 @@ void test_safetensors() {
 }
 
 void test_wrong_models(const Bytes &file) {
+    const bool packed = header_of(file).find("\"columns\"") != std::string::npos;
     for (const auto &[from, to, part] : {
              std::tuple{"quant-gru-frozen", "quant-gru-other!", "got 'quant-gru-other!'"},
-             std::tuple{"\"version\":\"1\"", "\"version\":\"2\"", "Expected version '1'"},
+             std::tuple{packed ? "\"version\":\"2\"" : "\"version\":\"1\"", "\"version\":\"3\"",
+                        "Expected version '1' or '2'"},
              std::tuple{"\"batch_first\":\"", "\"batch_first\":\"x", "'true' or 'false'"},
              std::tuple{"\"document\":", "\"documents\":", "Expected key 'document'"},
-             std::tuple{"\\\"hidden_size\\\":", "\\\"hidden_size\\\":1", "to have the shape"},
+             std::tuple{"\\\"hidden_size\\\":", "\\\"hidden_size\\\":1",
+                        packed ? "Expected " : "to have the shape"},
              std::tuple{"\\\"input_size\\\":", "\\\"input_size\\\":-",
                         "input_size to be an integer"},
              std::tuple{"\\\"num_layers\\\":", "\\\"num_layers\\\":1", "cells, got"},
-             std::tuple{"\"sum.output.h_l0\"", "\"sum.output.x_l0\"", "tensor 'sum.output.h_l0'"},
+             packed ? std::tuple{"\"integers_l0\"", "\"integers_lx\"", "tensor 'integers_l0'"}
+                    : std::tuple{"\"sum.output.h_l0\"", "\"sum.output.x_l0\"",
+                                 "tensor 'sum.output.h_l0'"},
              std::tuple{"__metadata__", "__metadatx__", "to have no key 'format'"},
          })
         CHECK_THROWS(FileError, part, load(replaced(file, from, to)));
+    if (packed)
+        for (const auto &[from, to, part] : {
+                 std::tuple{"\"columns\"", "\"columnx\"", "Expected tensor 'columns', got none"},
+                 std::tuple{"\\\"tables\\\":[0", "\\\"tables\\\":[1", "in [0, 0], got 1"},
+                 std::tuple{"\\\"tables\\\":[0,", "\\\"tables\\\":[", "Expected 3 tables"},
+                 std::tuple{"\\\"is_unsigned\\\":\\\"", "\\\"is_unsigned\\\":\\\"2",
+                            "widths and signs of 17 operators"},
+                 std::tuple{"\\\"bitwidth\\\":[", "\\\"bitwidth\\\":[33,",
+                            "widths and signs of 17 operators"},
+                 std::tuple{"\\\"tables\\\":", "\\\"pinned\\\":[2147483648,0,0,0],\\\"tables\\\":",
+                            "columns"},
+             })
+            CHECK_THROWS(FileError, part, load(replaced(file, from, to)));
     Bytes longer = file;
     longer.push_back(0);
     CHECK_THROWS(FileError, "bytes of data, got", load(longer));

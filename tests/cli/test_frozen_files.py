@@ -173,7 +173,16 @@ def test_damaged_models_are_errors_or_compared(file: Path) -> None:
 def test_inspect(file: Path, tmp_path: Path) -> None:
     out = said("inspect", file)
     assert "gate.z_out      8     unsigned  0           2^-8" in out
-    assert "W_l0    18 x 5  int8   90" in out
+    assert "W_l0         18 x 5  I8    90" in out
+    parts = [
+        int(line.split()[-1]) for line in out.splitlines() if line[:1] in "hcWRi" and "_l0" in line
+    ]
+    header, columns = (
+        int(next(line for line in out.splitlines() if line.startswith(name)).split()[-1])
+        for name in ("header", "columns")
+    )
+    assert f"\n{sum(parts) + header + columns} bytes, " in out
+    assert sum(parts) + header + columns == file.stat().st_size
     assert out.rstrip().endswith("198 multiply-accumulates a step")
     calibrated().export_quant_params(tmp_path / "p.json")
     out = said("inspect", tmp_path / "p.json")

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quant_gru import FrozenQuantGRU
+from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights, stack
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.parameters.document import to_document
@@ -124,4 +124,28 @@ def random_codes(quantizer: Quantizer, rng: random.Random, *shape: int) -> Tenso
     return torch.where(ends > 0.9, quantizer.hi, found)
 
 
-__all__ = ["KINDS", "random_codes", "random_gru"]
+def with_weights(bits: int, base: str, C: int, H: int, extreme: bool = False) -> FrozenQuantGRU:
+    """A calibrated GRU with W and R of `bits` bits.
+
+    Args:
+        bits: Width of the weights.
+        base: Preset of all else.
+        C: Features.
+        H: Units.
+        extreme: Whether most codes of weights are the smallest or the largest.
+    """
+    config = getattr(QuantConfig, base)()
+    for name in ("weight.W", "weight.R"):
+        config = config.replace(name, bitwidth=bits)
+    generator = torch.Generator().manual_seed(bits)
+    gru = QuantGRU(C, H, config=config)
+    with torch.no_grad():
+        for weight in gru.parameters():
+            values = 2 * torch.rand(weight.shape, generator=generator) - 1
+            weight.copy_((values.sign() if extreme else values) * H**-0.5)
+    gru.calibrate(2 * torch.randn(20, 4, C, generator=generator))
+    gru.finalize_calibration()
+    return gru.freeze()
+
+
+__all__ = ["KINDS", "random_codes", "random_gru", "with_weights"]

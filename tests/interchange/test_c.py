@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_grus import KINDS, random_gru
+from hypothesis import given
+from hypothesis import strategies as st
+from random_grus import KINDS, random_gru, with_weights
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.interchange.c.numbers import Sum, sum_of
+from quant_gru.interchange.c.numbers import Sum, in_words, sum_of
 from quant_gru.interchange.c.short_tables import short_table
 
 GCC = shutil.which("gcc")
@@ -62,6 +64,44 @@ def quantized(config, *sizes, **options):
     gru.calibrate(torch.randn(20, 4, gru.input_size))
     gru.finalize_calibration()
     return gru
+
+
+@needs_gcc
+@pytest.mark.filterwarnings("ignore:one signed bit")
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("base", ["int8", "w8a16"])
+def test_weights_of_few_bits(bits, base, tmp_path):
+    for C, H, extreme in ((1, 1, False), (3, 5, True), (17, 6, False), (40, 33, True)):
+        report = with_weights(bits, base, C, H, extreme).export_c(tmp_path / f"{C}", "net")
+        assert selftest(report.directory, "net", *SANITIZED).startswith("net: 0 of")
+
+
+@pytest.mark.filterwarnings("ignore:one signed bit")
+@pytest.mark.parametrize(("bits", "most"), [(8, 22_272), (4, 12_600), (3, 12_600), (2, 7_400)])
+def test_bytes(bits, most, tmp_path):
+    torch.manual_seed(0)
+    config = QuantConfig.int8()
+    for name in ("weight.W", "weight.R"):
+        config = config.replace(name, bitwidth=bits)
+    report = quantized(config, 40, 64).export_c(tmp_path, "net")
+    assert report.flash_bytes <= most
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.sampled_from([1, 2, 4]), st.integers(0, 1 << 30))
+def test_layouts_have_each_code_once(quads, columns, bits, seed):
+    generator = torch.Generator().manual_seed(seed)
+    half = 1 << (bits - 1)
+    weights = torch.randint(-half, half, (3 * quads, columns), generator=generator)
+    words = in_words(weights, bits)
+    pairs = 4 // bits
+    per_row = -(-columns // (2 * pairs))
+    for row, column in ((0, 0), (3 * quads - 1, columns - 1), (quads, columns // 2)):
+        word = words[row // 4 * per_row + column // (2 * pairs)]
+        k, high = divmod(column % (2 * pairs), 2)
+        digit = word >> (16 * high + (4 * k + row % 4) * bits) & (2 * half - 1)
+        if bits == 4 and row % 4 == 3:
+            digit ^= half
+        assert digit - half == weights[row, column]
 
 
 @needs_gcc

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from random_grus import KINDS, random_gru
+from random_grus import KINDS, random_gru, with_weights
 
 CORTEX = Path(__file__).parents[2] / "benchmarks" / "cortex_m"
 PLANS = int(os.environ.get("QUANT_GRU_PLANS", "1"))
@@ -52,15 +52,37 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target", TARGETS)
-def test_random_plans(target, kind, tmp_path):
+def prepared(target, folder):
+    """How to build and run for a target whose tools are installed."""
     steps = TARGETS[target]
     for tool in (steps["build"][0], steps["run"][0]):
         if not tool.startswith("./") and shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
     if "first" in steps:
-        subprocess.run(steps["first"], cwd=tmp_path, check=True)
+        subprocess.run(steps["first"], cwd=folder, check=True)
+    return steps
+
+
+@pytest.mark.filterwarnings("ignore:one signed bit")
+@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("base", ["int8", "w8a16"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_weights_of_few_bits(target, base, bits, tmp_path):
+    steps = prepared(target, tmp_path)
+    for C, H, extreme in ((3, 5, True), (24, 17, False), (70, 40, True)):
+        with_weights(bits, base, C, H, extreme).export_c(tmp_path, "net")
+        built = [*steps["build"], *STRICT, *SOURCES, "-o", "program"]
+        subprocess.run(built, cwd=tmp_path, check=True)
+        done = subprocess.run(
+            steps["run"], cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60
+        )
+        assert "net: 0 of" in done.stdout, (C, H, done)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_random_plans(target, kind, tmp_path):
+    steps = prepared(target, tmp_path)
     too_large = 0
     for seed in range(PLANS):
         gru, _ = random_gru(seed, kind)

@@ -10,7 +10,6 @@ namespace quant_gru {
 const char *const kScaleKinds[2] = {"pot", "free"};
 const char *const kActivations[3] = {"exact", "pwl", "quadratic"};
 const char *const kGranularities[3] = {"tensor", "gate", "channel"};
-const char *const kRoundings[5] = {"half_even", "half_away", "half_up", "floor", "double"};
 
 namespace {
 

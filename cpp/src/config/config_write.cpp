@@ -28,7 +28,9 @@ void write_operator(Operator op, const OperatorConfig &config, JsonWriter &to) {
     to.end();
 }
 
-void write(const QuantConfig &config, bool operators_on_one_line, JsonWriter &to) {
+enum class Operators { on_lines, on_one_line, only_notes };
+
+void write(const QuantConfig &config, Operators operators, JsonWriter &to) {
     to.begin('{');
     write_notes(config.notes, to);
     to.key("GRU_config").begin('{');
@@ -52,8 +54,16 @@ void write(const QuantConfig &config, bool operators_on_one_line, JsonWriter &to
     write_notes(config.operator_notes, to);
     for (int i = 0; i < kOperators; ++i) {
         const auto op = static_cast<Operator>(i);
+        const Notes &notes = config[op].notes;
+        if (operators == Operators::only_notes) {
+            if (!notes.description && !notes.comment) continue;
+            to.key(name_of(op)).begin('{');
+            write_notes(notes, to);
+            to.end();
+            continue;
+        }
         to.key(name_of(op));
-        if (operators_on_one_line) to.on_one_line();
+        if (operators == Operators::on_one_line) to.on_one_line();
         write_operator(op, config[op], to);
     }
     to.end().end().end();
@@ -61,11 +71,17 @@ void write(const QuantConfig &config, bool operators_on_one_line, JsonWriter &to
 
 }  // namespace
 
-void write_config(const QuantConfig &config, JsonWriter &to) { write(config, false, to); }
+void write_config(const QuantConfig &config, JsonWriter &to) {
+    write(config, Operators::on_lines, to);
+}
+
+void write_rest_of_config(const QuantConfig &config, JsonWriter &to) {
+    write(config, Operators::only_notes, to);
+}
 
 std::string QuantConfig::to_text() const {
     JsonWriter to(2, false);
-    write(*this, true, to);
+    write(*this, Operators::on_one_line, to);
     return to.text() + "\n";
 }
 

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
+#include "columns.hpp"
 #include "config/config_json.hpp"
 #include "files.hpp"
 #include "parameters/document.hpp"
@@ -61,26 +63,119 @@ void write_table(const ActivationTable &table, JsonWriter &to) {
     to.end();
 }
 
-// Writes means as integers times the largest power of two that is possible.
-void write_mean(const std::vector<double> &mean, JsonWriter &to) {
-    if (mean.empty()) {
+// A mean as integers times the largest power of two that is possible.
+struct Mean {
+    int exp2_inv = 0;
+    std::vector<int64_t> values;
+
+    explicit Mean(const std::vector<double> &mean) {
+        bool any = false;
+        for (double value : mean) {
+            if (value == 0) continue;
+            int exponent = 0;
+            auto whole = static_cast<int64_t>(std::ldexp(std::frexp(value, &exponent), 53));
+            int digits = 53 - exponent;
+            for (; whole % 2 == 0; whole /= 2) --digits;
+            exp2_inv = any ? std::max(exp2_inv, digits) : digits;
+            any = true;
+        }
+        for (double value : mean)
+            values.push_back(static_cast<int64_t>(std::ldexp(value, exp2_inv)));
+    }
+};
+
+void write_mean(const std::vector<double> &given, JsonWriter &to) {
+    if (given.empty()) {
         to.null();
         return;
     }
-    int exp2_inv = 0;
-    bool any = false;
-    for (double value : mean) {
-        if (value == 0) continue;
-        int exponent = 0;
-        auto whole = static_cast<int64_t>(std::ldexp(std::frexp(value, &exponent), 53));
-        int digits = 53 - exponent;
-        for (; whole % 2 == 0; whole /= 2) --digits;
-        exp2_inv = any ? std::max(exp2_inv, digits) : digits;
-        any = true;
+    const Mean mean(given);
+    to.begin('{').member("exp2_inv", mean.exp2_inv).member("values", mean.values).end();
+}
+
+void write_shape(const GRUShape &shape, JsonWriter &to) {
+    to.key("gru").begin('{').member("input_size", shape.input_size);
+    to.member("hidden_size", shape.hidden_size).member("num_layers", shape.num_layers);
+    to.member("bias", shape.bias).member("bidirectional", shape.bidirectional);
+    to.member("zoneout", shape.zoneout).end();
+}
+
+void write_operators(const QuantConfig &config, JsonWriter &to) {
+    to.begin('{').key("bitwidth").begin('[');
+    std::string symmetric, is_unsigned;
+    for (int i = 0; i < kOperators; ++i) {
+        const OperatorConfig &each = config[static_cast<Operator>(i)];
+        if (each.bitwidth)
+            to.value(each.bitwidth);
+        else
+            to.null();
+        symmetric += each.is_symmetric ? '1' : '0';
+        is_unsigned += each.is_unsigned ? '1' : '0';
     }
-    std::vector<int64_t> values;
-    for (double value : mean) values.push_back(static_cast<int64_t>(std::ldexp(value, exp2_inv)));
-    to.begin('{').member("exp2_inv", exp2_inv).member("values", values).end();
+    to.end().member("is_symmetric", symmetric).member("is_unsigned", is_unsigned);
+    to.key("granularity").begin('[');
+    for (Operator op : {Operator::W, Operator::R, Operator::bw, Operator::br})
+        to.value(kGranularities[static_cast<int>(config[op].granularity)]);
+    to.end().end();
+}
+
+bool are_equal(const QuantConfig &a, const QuantConfig &b) {
+    for (int i = 0; i < kOperators; ++i) {
+        const auto op = static_cast<Operator>(i);
+        if (a[op].bitwidth != b[op].bitwidth || a[op].is_symmetric != b[op].is_symmetric ||
+            a[op].is_unsigned != b[op].is_unsigned ||
+            (is_weight(op) && a[op].granularity != b[op].granularity))
+            return false;
+    }
+    return true;
+}
+
+std::string columns_of(const ActivationTable &table) {
+    const std::vector<int64_t> &bounds = table.bounds, &c = table.coefficients;
+    const auto width = static_cast<size_t>(table.degree + 1);
+    std::string to;
+    add_column({static_cast<int64_t>(bounds.size()), table.degree, bounds[0], table.last,
+                table.shift, table.zero_point, table.lo, table.hi, table.segment_shift},
+               to);
+    std::vector<int64_t> lengths;
+    for (size_t i = 1; i < bounds.size(); ++i) lengths.push_back(bounds[i] - bounds[i - 1]);
+    if (table.segment_shift < 0) add_column(lengths, to);
+    add_column({c.begin(), c.begin() + table.degree + 1}, to);
+    for (size_t p = 0; p < width; ++p) {
+        std::vector<int64_t> changes;
+        for (size_t i = 0; i < lengths.size(); ++i) {
+            // modulo 2^64
+            uint64_t before[3] = {};
+            for (size_t j = 0; j < width; ++j) before[j] = static_cast<uint64_t>(c[i * width + j]);
+            const auto L = static_cast<uint64_t>(lengths[i]);
+            const uint64_t moved[3] = {before[0] + before[1] * L + before[2] * L * L,
+                                       before[1] + 2 * before[2] * L, before[2]};
+            const auto next = static_cast<uint64_t>(c[(i + 1) * width + p]);
+            changes.push_back(static_cast<int64_t>(next - moved[p]));
+        }
+        add_column(changes, to);
+    }
+    return to;
+}
+
+void add_scales(const CellParameters &cell, std::string &columns) {
+    std::vector<int64_t> scales, points;
+    const auto add = [&scales](double scale) {
+        const auto real = static_cast<float>(scale);
+        int32_t bits;
+        std::memcpy(&bits, &real, sizeof bits);
+        scales.push_back(bits);
+    };
+    for (int i = 0; i < kOperators; ++i) {
+        const auto op = static_cast<Operator>(i);
+        if (is_weight(op) || !cell.config[op].bitwidth) continue;
+        add(cell.quantizer(op).scale);
+        points.push_back(cell.quantizer(op).zero_point);
+    }
+    for (const std::vector<double> &each : cell.pinned)
+        for (double scale : each) add(scale);
+    add_column(scales, columns);
+    add_column(points, columns);
 }
 
 }  // namespace
@@ -88,10 +183,7 @@ void write_mean(const std::vector<double> &mean, JsonWriter &to) {
 void write_document(const Parameters &parameters, JsonWriter &to) {
     const GRUShape &shape = parameters.shape;
     to.begin('{').member("format", "quant-gru-params").member("version", 2);
-    to.key("gru").begin('{').member("input_size", shape.input_size);
-    to.member("hidden_size", shape.hidden_size).member("num_layers", shape.num_layers);
-    to.member("bias", shape.bias).member("bidirectional", shape.bidirectional);
-    to.member("zoneout", shape.zoneout).end();
+    write_shape(shape, to);
     to.key("config");
     write_config(parameters.config, to);
     to.key("cells").begin('[');
@@ -108,6 +200,43 @@ void write_document(const Parameters &parameters, JsonWriter &to) {
         to.end();
     }
     to.end().end();
+}
+
+std::string write_packed_document(const Parameters &parameters, JsonWriter &to) {
+    to.begin('{').member("format", "quant-gru-params").member("version", 2);
+    write_shape(parameters.shape, to);
+    write_rest_of_config(parameters.config, to.key("config"));
+    std::vector<std::string> tables;
+    std::string columns;
+    to.key("cells").begin('[');
+    for (const CellParameters &cell : parameters.cells) {
+        to.begin('{').key("tables").begin('[');
+        for (Operator op : {Operator::z_out, Operator::r_out, Operator::g_out}) {
+            const std::string table = columns_of(cell.table(op));
+            const auto found = std::find(tables.begin(), tables.end(), table);
+            to.value(static_cast<int64_t>(found - tables.begin()));
+            if (found == tables.end()) tables.push_back(table);
+        }
+        to.end();
+        add_scales(cell, columns);
+        if (!cell.input_mean.empty()) {
+            const Mean mean(cell.input_mean);
+            to.member("exp2_inv", mean.exp2_inv);
+            add_column(mean.values, columns);
+        }
+        std::vector<int64_t> counts;
+        for (const auto &each : cell.pinned) counts.push_back(static_cast<int64_t>(each.size()));
+        if (std::any_of(counts.begin(), counts.end(), [](int64_t n) { return n > 0; }))
+            to.member("pinned", counts);
+        if (!are_equal(cell.config, parameters.config))
+            write_operators(cell.config, to.key("operators"));
+        to.end();
+    }
+    write_operators(parameters.config, to.end().key("operators"));
+    to.end();
+    std::string all;
+    for (const std::string &table : tables) all += table;
+    return all + columns;
 }
 
 std::string Parameters::to_text() const {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +17,6 @@ from quant_gru.analysis.outputs import named_tensors
 from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
 from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
 from quant_gru.errors import CalibrationError, QuantGRUError
-from quant_gru.interchange.plan_tensors import table_bytes
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
 
@@ -33,8 +30,8 @@ class Bytes:
     """What a model takes.
 
     Attributes:
-        weights: Weights and biases of its GRUs, as they are stored.
-        tables: Tables of sigmoid and tanh.
+        weights: Weights and biases of its GRUs in files, with multipliers and shifts.
+        tables: Tables of sigmoid and tanh and the scales of activations in files.
         files: Its GRUs in files: parameters in float; what `FrozenQuantGRU.save` writes, tables and
             document included, in integers.
         others: Parameters and buffers of all other layers.
@@ -221,13 +218,10 @@ def bytes_of(model: torch.nn.Module) -> Bytes:
             size = sum(each.nbytes for each in module.parameters())
             weights, files = weights + size, files + size
             continue
-        state = frozen.state_dict()
-        weights += sum(each.nbytes for name, each in state.items() if name != "plan")
-        tables += table_bytes(frozen._plan())
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "gru.safetensors")
-            frozen.save(path)
-            files += os.path.getsize(path)
+        for part in frozen._parts():
+            weights += part.bytes if part.is_of_weights else 0
+            tables += part.bytes if part.name == "columns" else 0
+            files += part.bytes
     rest = (*model.parameters(), *model.buffers())
     others = {id(each): each.nbytes for each in rest if id(each) not in inside}
     return Bytes(weights, tables, files, sum(others.values()))

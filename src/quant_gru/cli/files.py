@@ -124,7 +124,9 @@ def _some(entries: Iterator[tuple[str, str, bytes]], where: str) -> list[Found]:
     found = []
     for name, kind, raw in entries:
         place = f"{name!r}, {where}" if name else where
-        found.append(_parameters(name, kind, parse_json(raw, f"({place})"), place))
+        from quant_gru.parameters.document import from_bytes
+
+        found.append(_parameters(name, kind, from_bytes(raw, place), place))
     if not found:
         raise ParameterError(
             f"Expected the quantization of a calibrated QuantGRU (an entry 'quantization') or of a "
@@ -222,13 +224,26 @@ def _entries_of_safetensors(
         raise ParameterError(f"Expected a header of {size} bytes, got {len(raw)} ({where})")
     header = parse_json(raw, f"(header, {where})")
     metadata = header.pop("__metadata__", None)
+    columns = header.get("columns") if _packed(metadata) else None
     for text in metadata.values() if isinstance(metadata, dict) else ():
         if isinstance(text, str) and _is_document(text):
-            yield "", "FrozenQuantGRU", text.encode()
+            raw = text.encode()
+            if isinstance(columns, dict):
+                raw += b"\0" + _tensor_bytes(stream, 8 + size, columns, f"'columns', {where}")
+            yield "", "FrozenQuantGRU", raw
     for key, entry in header.items():
         kind = _kind_of(key)
         if kind and isinstance(entry, dict) and entry.get("dtype") == "U8":
             yield *kind, _tensor_bytes(stream, 8 + size, entry, f"{key!r}, {where}")
+
+
+def _packed(metadata: Any) -> bool:
+    """Return whether a frozen GRU has a part of its document in a tensor."""
+    from quant_gru.interchange.frozen_file import FORMAT, VERSION
+
+    return isinstance(metadata, dict) and (
+        (metadata.get("format"), metadata.get("version")) == (FORMAT, VERSION)
+    )
 
 
 def _is_document(text: str) -> bool:

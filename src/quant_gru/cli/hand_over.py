@@ -11,7 +11,6 @@ from quant_gru.config.files import name_of
 from quant_gru.errors import QuantGRUError
 from quant_gru.interchange.aimet.encodings import parameter_file
 from quant_gru.interchange.c.verify import verify_c
-from quant_gru.interchange.plan_tensors import table_bytes
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.whole_models.onnx import export_onnx, export_step_onnx
 from quant_gru.whole_models.onnx_verify import random_example, verified_file
@@ -119,24 +118,18 @@ def _identifier(stem: str) -> str:
 
 
 def sizes(file: str) -> str:
-    """Return a table of the tensors of a frozen GRU's file that weights and tables take."""
+    """Return a table of the parts of a frozen GRU's file, as `save` writes it."""
     gru = FrozenQuantGRU.load(file)
-    plan = gru._plan()
     rows: list[tuple[object, ...]] = [("part", "shape", "type", "bytes")]
-    total = macs = 0
-    for name, tensor in gru.state_dict().items():
-        if name == "plan":
-            continue
-        shape = " x ".join(map(str, tensor.shape))
-        rows.append((name, shape, str(tensor.dtype).removeprefix("torch."), tensor.nbytes))
-        total += tensor.nbytes
-        macs += tensor.numel() if tensor.dim() == 2 else 0
-    rows.append(("tables", "", "", table_bytes(plan)))
-    biases = 6 * gru.shape.hidden_size * sum(map(len, plan.cells)) * gru.shape.bias
-    floats = 4 * (macs + biases)
+    parts = gru._parts()
+    rows += [(each.name, each.shape, each.dtype, each.bytes) for each in parts]
+    total = sum(each.bytes for each in parts)
+    macs = sum(each.numel() for each in gru.state_dict().values() if each.dim() == 2)
+    biases = 6 * gru.shape.hidden_size * gru.shape.num_layers * gru.shape.directions
+    floats = 4 * (macs + biases * gru.shape.bias)
     return (
-        f"{columns(rows)}\n\n{total} bytes without tables, {100 * total / floats:.1f} % of the "
-        f"float GRU's {floats}; {macs} multiply-accumulates a step"
+        f"{columns(rows)}\n\n{total} bytes, {100 * total / floats:.1f} % of the float GRU's "
+        f"{floats}; {macs} multiply-accumulates a step"
     )
 
 

@@ -18,9 +18,6 @@ CALIBRATION_SEQUENCES = 1024
 CALIBRATION_BATCHES = 8
 SQNR_SEQUENCES = 256
 
-_WEIGHTS = {"weight.W": "weight_ih_l0", "weight.R": "weight_hh_l0"}
-_BIASES = {"weight.bw": "bias_ih_l0", "weight.br": "bias_hh_l0"}
-
 
 @dataclass(frozen=True)
 class Row:
@@ -30,7 +27,8 @@ class Row:
         name: Name of the version.
         accuracy: Share of test sequences classified correctly, 0..1.
         agreement: Share of test sequences with the same predicted class as float, 0..1.
-        weight_bytes: Bytes of the GRU's weights and biases at their widths, without the head.
+        weight_bytes: Bytes of the GRU's parameters in float; of its frozen file otherwise, with
+            tables and scales. The head is not counted.
         sqnr: dB per operator; empty for float.
     """
 
@@ -108,12 +106,8 @@ def quantized_gru(model: SequenceClassifier) -> QuantGRU:
 
 
 def weight_bytes(gru: QuantGRU) -> int:
-    """Return the bytes of a one-layer GRU's weights and biases at their widths, without scales."""
-    total = 0
-    for operator, parameter in (_WEIGHTS | _BIASES).items():
-        bits = gru.get_quant_config(operator)["bitwidth"] or 0
-        total += -(-bits * int(gru.get_parameter(parameter).numel()) // 8)
-    return total
+    """Return the bytes of a calibrated GRU's frozen file."""
+    return sum(part.bytes for part in gru.freeze()._parts())
 
 
 def _share(left: Tensor, right: Tensor) -> float:

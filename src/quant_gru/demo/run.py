@@ -31,8 +31,8 @@ from quant_gru.kernels.dispatch import executor_name
 ONE_THREAD_UP_TO = 128
 LEGEND = """\
 agreement    test sequences with the same predicted class as float
-GRU weights  weights and biases at their widths, and their share of float; the
-             linear layer after the GRU stays float in all rows, not counted
+GRU weights  the frozen GRU's file, with tables and scales, and its share of the
+             float parameters; the linear layer stays float and is not counted
 SQNR of h    signal over quantization noise of the GRU's output, in decibels
 """
 

@@ -10,6 +10,16 @@ from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 
+SUMS = (
+    "gate.z_pre",
+    "gate.r_pre",
+    "op.rRh",
+    "gate.g_pre",
+    "op.old_contrib",
+    "op.new_contrib",
+    "output.h",
+)
+
 
 def suffix_of(layer: int, direction: int) -> str:
     """Return the end of the names of a cell's tensors, such as '_l0_reverse'."""
@@ -43,6 +53,25 @@ def derived_tensors(plan: GRUPlan) -> dict[str, Tensor]:
             suffix = suffix_of(layer, direction)
             found.update({name + suffix: tensor for name, tensor in numbers.items()})
     return found
+
+
+def sums_of_cell(plan: GRUPlan, layer: int, direction: int) -> list[int]:
+    """Return the derived numbers of a cell in the order of files.
+
+    They are `one`; shift and multipliers of each sum of `SUMS` that the cell has, and of zoneout;
+    and those of the sums that convert the states of the layer below.
+    """
+    frozen = plan.cells[layer][direction].frozen
+    numbers = [frozen.one]
+    for name in SUMS:
+        if name in frozen.sums:
+            numbers += _numbers(frozen.sums[name])
+    if frozen.zoneout is not None:
+        numbers += _numbers(frozen.zoneout)
+    if layer:
+        for below in plan.between[layer - 1][direction]:
+            numbers += _numbers(below)
+    return numbers
 
 
 def _cell(cell: CellPlan) -> dict[str, Tensor]:
@@ -79,14 +108,3 @@ def _numbers(weighted_sum: WeightedSum) -> list[int]:
 
 def _integers(values: list[int] | list[list[int]]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
-
-
-def table_bytes(plan: GRUPlan) -> int:
-    """Return the bytes of the tables of all cells."""
-    return sum(
-        part.nbytes
-        for layer in plan.cells
-        for cell in layer
-        for table in cell.frozen.tables.values()
-        for part in (table.bounds, table.coefficients)
-    )

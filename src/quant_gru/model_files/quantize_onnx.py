@@ -19,7 +19,7 @@ from quant_gru.config.files import write_bytes
 from quant_gru.errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.interchange.c.export import CSource
 from quant_gru.interchange.foreign import onnx_node
-from quant_gru.interchange.onnx.builder import OPSET, OPSETS, ir_version, onnx_ir
+from quant_gru.interchange.onnx.builder import OPSETS, ir_version, onnx_ir
 from quant_gru.interchange.onnx.in_place import replace_grus
 from quant_gru.interchange.onnx.notes import write_notes
 from quant_gru.interchange.onnx.profiles import check_profile
@@ -278,7 +278,7 @@ def _written(
     """Return the file with its GRU nodes replaced, and by node what reaches its GRU in float32."""
     ir = onnx_ir()
     model = ir.from_proto(proto)
-    opset = min(max(model.graph.opset_imports[""], OPSETS[0]), OPSET)
+    opset = max(model.graph.opset_imports[""], OPSETS[0])
     keys = {form.makes[0]: form for form in forms}
     reached = replace_grus(
         model,

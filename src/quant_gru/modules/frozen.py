@@ -40,7 +40,7 @@ class FrozenQuantGRU(torch.nn.Module):
 
     `QuantGRU.freeze()` creates it, and `FrozenQuantGRU.from_state_dict(module.state_dict())`
     restores it. Its state_dict contains only integer tensors: weights in their containers, biases
-    in accumulator units, multipliers, shifts, and the parameter document as text in uint8.
+    in accumulator units, multipliers, shifts, and the parameter document as bytes.
 
     Example:
         >>> frozen = gru.freeze()
@@ -58,18 +58,19 @@ class FrozenQuantGRU(torch.nn.Module):
                     raise QuantGRUError(
                         "Expected finite weights to freeze, got NaN or infinity in one"
                     )
-        self._restore(document, batch_first, plan.cells[0][0].weights.W.device)
+        found = params.from_document(document, "plan")
+        self._restore(found, batch_first, plan.cells[0][0].weights.W.device)
         for layer, cells in enumerate(plan.cells):
             for direction, cell in enumerate(cells):
                 for name, tensor in _compact(cell.weights).items():
                     self.register_buffer(key_of(name, layer, direction), tensor)
 
-    def _restore(self, document: dict[str, Any], batch_first: bool, device: torch.device) -> None:
-        found = params.from_document(document, "plan")
+    def _restore(self, found: params.Parameters, batch_first: bool, device: torch.device) -> None:
         self.shape = found.shape
         self.batch_first = batch_first
         self._plans = FrozenPlans(found.cells, found.shape)
-        text = params.to_tensor({**document, "batch_first": batch_first})
+        document = params.to_document(found.shape, found.config, found.cells)
+        text = params.to_packed_tensor({**document, "batch_first": batch_first})
         # on the device of the integers, because a module is on one device
         self.register_buffer(_DOCUMENT, text.to(device))
 
@@ -86,10 +87,18 @@ class FrozenQuantGRU(torch.nn.Module):
             >>> gru.freeze().save("gru.safetensors")
             >>> frozen = FrozenQuantGRU.load("gru.safetensors")
         """
+        frozen_file.write(path, *self._content())
+
+    def _content(self) -> tuple[dict[str, Any], bool, dict[str, Tensor], GRUPlan]:
+        """Return what a file has of it."""
         state, plan = self._on_cpu()
         document = params.from_tensor(state.pop(_DOCUMENT), f"key {_DOCUMENT!r}")
         batch_first = params.take_flag(document, "batch_first", False, f"key {_DOCUMENT!r}")
-        frozen_file.write(path, document, batch_first, state, plan)
+        return document, batch_first, state, plan
+
+    def _parts(self) -> list[frozen_file.Part]:
+        """Return the parts of its file, with their bytes."""
+        return frozen_file.parts_of(frozen_file.to_bytes(*self._content()))
 
     def export_c(self, directory: str | os.PathLike[str], name: str, *, steps: int = 8) -> CSource:
         """Write the GRU as C99 source that computes the same codes, for microcontrollers.
@@ -150,13 +159,13 @@ class FrozenQuantGRU(torch.nn.Module):
             ParameterError: The file cannot be read, or a part of it is wrong; the message names
                 the part, the rule and the value.
         """
-        document, batch_first, tensors, where = frozen_file.read(path)
-        text = params.to_tensor({**document, "batch_first": batch_first})
+        file = frozen_file.read(path)
         try:
-            module = cls.from_state_dict({**tensors, _DOCUMENT: text})
+            module = cls._made_of(file.parameters, file.batch_first, file.buffers, "cpu")
         except QuantGRUError as error:
-            raise ParameterError(f"{error} ({where})") from None
-        frozen_file.check(tensors, module.shape, module._plan(), where)
+            raise ParameterError(f"{error} ({file.where})") from None
+        columns = params.columns_of(module.get_buffer(_DOCUMENT))
+        frozen_file.check(file, columns, module._plan())
         return module
 
     @classmethod
@@ -171,12 +180,24 @@ class FrozenQuantGRU(torch.nn.Module):
         where = f"key {_DOCUMENT!r}"
         document = params.from_tensor(state_dict[_DOCUMENT], where)
         batch_first = params.take_flag(document, "batch_first", False, where)
+        found = params.from_document(document, "plan")
+        return cls._made_of(found, batch_first, state_dict, state_dict[_DOCUMENT].device)
+
+    @classmethod
+    def _made_of(
+        cls,
+        parameters: params.Parameters,
+        batch_first: bool,
+        integers: Mapping[str, Tensor],
+        device: torch.device | str,
+    ) -> FrozenQuantGRU:
+        """Return the module of parameters and of integers by name, which are checked."""
         module = cls.__new__(cls)
         torch.nn.Module.__init__(module)
-        module._restore(document, batch_first, state_dict[_DOCUMENT].device)
+        module._restore(parameters, batch_first, torch.device(device))
         for layer, cells in enumerate(module._plans.qparams):
             for direction in range(len(cells)):
-                found = {name: state_dict.get(key_of(name, layer, direction)) for name in BUFFERS}
+                found = {name: integers.get(key_of(name, layer, direction)) for name in BUFFERS}
                 check_integers(found, module.shape, cells[direction], layer, direction)
                 for name, tensor in found.items():
                     assert tensor is not None

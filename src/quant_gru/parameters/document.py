@@ -29,7 +29,7 @@ from quant_gru.integer.qparams import (
 )
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, compact
-from quant_gru.parameters import quant_gru_pytorch
+from quant_gru.parameters import packed, quant_gru_pytorch
 from quant_gru.parameters.checks import (
     check_curve,
     check_fields,
@@ -177,21 +177,58 @@ def to_tensor(document: dict[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
+def to_packed_tensor(document: dict[str, Any]) -> Tensor:
+    """Return a document of `to_document`, with more keys, as a uint8 tensor of few bytes.
+
+    It is the JSON of `packed.pack`, a zero byte, and the columns.
+    """
+    short, columns = packed.pack(document)
+    text = json.dumps(short, separators=(",", ":")).encode()
+    return torch.frombuffer(bytearray(text + b"\0" + columns), dtype=torch.uint8)
+
+
+def columns_of(tensor: Tensor) -> bytes:
+    """Return the columns in a tensor of `to_packed_tensor`."""
+    return bytes(tensor.cpu().numpy()).partition(b"\0")[2]
+
+
 def from_tensor(tensor: Any, where: str) -> dict[str, Any]:
-    """Return the document in a tensor of `to_tensor`.
+    """Return the document in a tensor of `to_tensor` or `to_packed_tensor`.
 
     Raises:
         ParameterError: The tensor is not of this kind.
     """
     if not is_plain(tensor) or tensor.dtype != torch.uint8 or tensor.dim() != 1:
         raise ParameterError(f"Expected a 1-D uint8 tensor, got something else ({where})")
+    return from_bytes(bytes(tensor.cpu().numpy()), where)
+
+
+def from_bytes(raw: bytes, where: str) -> dict[str, Any]:
+    """Return the document in the bytes of `to_tensor` or `to_packed_tensor`.
+
+    Raises:
+        ParameterError: The bytes are not of this kind.
+    """
+    text, is_packed, columns = raw.partition(b"\0")
     try:
-        document = parse_json(bytes(tensor.cpu().numpy()), f"({where})")
+        document = parse_json(text, f"({where})")
     except ConfigError as error:
         raise ParameterError(str(error)) from None
     if not isinstance(document, dict):
         raise ParameterError(f"Expected an object, got {type(document).__name__} ({where})")
-    return document
+    return unpacked(document, columns, where) if is_packed else document
+
+
+def unpacked(document: dict[str, Any], columns: bytes, where: str) -> dict[str, Any]:
+    """Return the document of which `packed.pack` made these.
+
+    Raises:
+        ParameterError: They are not of this kind.
+    """
+    try:
+        return packed.unpack(document, columns, where)
+    except ValidationError as error:
+        raise ParameterError(_explain(error, where)) from None
 
 
 def is_plain(tensor: Any) -> TypeGuard[Tensor]:

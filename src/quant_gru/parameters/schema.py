@@ -13,11 +13,13 @@ Integer = Annotated[int, Field(strict=True)]
 _Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class _Model(BaseModel):
+class Strict(BaseModel):
+    """A part of a document: no unknown keys, no conversions."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Shape(_Model):
+class Shape(Strict):
     """The GRU that the parameters belong to."""
 
     input_size: _Size
@@ -33,7 +35,7 @@ class Shape(_Model):
         return 2 if self.bidirectional else 1
 
 
-class OperatorParams(_Model):
+class OperatorParams(Strict):
     """Parameters of one operator: real value = scale * (code - zero_point).
 
     The bitwidth of a fused operator is null, and it has no other parameters. If the scales of
@@ -50,7 +52,7 @@ class OperatorParams(_Model):
     granularity: Literal["tensor", "gate", "channel"] | None = None
 
 
-class TableParams(_Model):
+class TableParams(Strict):
     """A piecewise polynomial: y = clamp(round(sum c_p t^p / 2^shift) + zero_point, lo, hi)."""
 
     bounds: list[Integer] = Field(description="first code of each segment, ascending")
@@ -63,14 +65,14 @@ class TableParams(_Model):
     segment_shift: Annotated[int, Field(ge=0, le=32)] | None
 
 
-class MeanParams(_Model):
+class MeanParams(Strict):
     """The mean of each input feature: values * 2^-exp2_inv."""
 
     exp2_inv: Annotated[int, Field(ge=-127, le=149, strict=True)]
     values: list[Annotated[int, Field(ge=-(2**24), le=2**24, strict=True)]]
 
 
-class CellParams(_Model):
+class CellParams(Strict):
     """Parameters of one layer and direction."""
 
     layer: Annotated[int, Field(ge=0)]
@@ -82,7 +84,7 @@ class CellParams(_Model):
     )
 
 
-class Document(_Model):
+class Document(Strict):
     """A parameter file of quant-gru."""
 
     format: Literal["quant-gru-params"]

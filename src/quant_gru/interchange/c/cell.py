@@ -9,21 +9,29 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.c.numbers import (
+    BYTES,
     Rows,
     Sum,
     entries_of,
+    in_words,
+    nibble_biases,
     paired,
     rows_of,
     sum_of,
     sums_of,
     tiled,
     tiled_biases,
+    tiled_digits,
+    tiled_nibbles,
 )
 from quant_gru.interchange.c.short_tables import short_table
 from quant_gru.interchange.c.text import SIZES, array, fill, struct, type_of
 
 # loop -> types of weights, biases and the operand
 _LOOPS = {
+    "1": ("qg_weights1", "int32_t", "int16_t"),
+    "2": ("qg_weights2", "int32_t", "int16_t"),
+    "4": ("qg_weights4", "int32_t", "int16_t"),
     "8": ("qg_weights8", "int32_t", "int16_t"),
     "16": ("int16_t", "int64_t", "int16_t"),
     "32": ("int32_t", "int64_t", "int32_t"),
@@ -126,7 +134,7 @@ def cell_source(
     fields = {_field(Wx): C, _field(Rh): H}
     if _field(Wx) == _field(Rh):
         fields = {_field(Wx): max(C, H)}
-    planes = max((size for size, rows in ((C, Wx), (H, Rh)) if rows.loop == "8"), default=0)
+    planes = max((size for size, rows in ((C, Wx), (H, Rh)) if rows.loop in BYTES), default=0)
     helium = _vectors(p, cell, sums, names["code_type"], data)
     result = f"qg_apply(&{p}_kept, h[i], 1, now, 1)" if "zoneout" in sums else "now"
     text = fill(
@@ -144,8 +152,8 @@ def cell_source(
         fill_input=_fill_input(data, p, Wx, below, H, names["input_type"]),
         loop_W=Wx.loop,
         loop_R=Rh.loop,
-        planes_W="QG_PLANES(state), " if Wx.loop == "8" else "",
-        planes_R="QG_PLANES(state), " if Rh.loop == "8" else "",
+        planes_W="QG_PLANES(state), " if Wx.loop in BYTES else "",
+        planes_R="QG_PLANES(state), " if Rh.loop in BYTES else "",
         zero_h=_constant(zero["output.h"]),
         zero_Rh=_constant(zero["matmul.Rh"]),
         **_products(p, sums, cell.frozen.one),
@@ -271,6 +279,8 @@ def _add_rows(data: Data, rows: Rows, weights: str, name: str) -> None:
     weight_type, bias_type, _ = _LOOPS[rows.loop]
     if rows.loop == "8":
         _add_bytes(data, rows, weights, name)
+    elif rows.loop in BYTES:
+        _add_words(data, rows, weights, name)
     else:
         data.array("weights", weight_type, weights, rows.weights.flatten().tolist())
         data.array("weights", bias_type, f"{name}_bias", rows.bias)
@@ -305,9 +315,23 @@ def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
         "#else\n"
         f"{data.array_text('weights', 'int8_t', weights, rows.weights.flatten().tolist())}#endif\n"
     )
+    _add_biases(data, rows, name, tiled_biases(rows))
+
+
+def _add_words(data: Data, rows: Rows, weights: str, name: str) -> None:
+    """Add weights of up to 4 bits in the layout of each kind of processor, and biases."""
+    bits = int(rows.loop)
+    words = data.array_text("weights", "uint32_t", weights, in_words(rows.weights, bits))
+    tiles = tiled_nibbles(rows.weights) if bits == 4 else tiled_digits(rows.weights, bits)
+    helium = array("int8_t", weights, tiles)
+    data.text.append(f"#if defined(QG_HELIUM)\n{helium}#else\n{words}#endif\n")
+    _add_biases(data, rows, name, nibble_biases(rows) if bits == 4 else tiled_biases(rows))
+
+
+def _add_biases(data: Data, rows: Rows, name: str, of_helium: list[int]) -> None:
     name = f"{name}_bias"
     biases = data.array_text("weights", "int32_t", name, rows.bias)
-    helium = array("int32_t", name, tiled_biases(rows))
+    helium = array("int32_t", name, of_helium)
     data.text.append(f"#if defined(QG_HELIUM)\n{helium}#else\n{biases}#endif\n")
 
 

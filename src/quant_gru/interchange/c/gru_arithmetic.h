@@ -195,8 +195,8 @@ typedef struct {
     const int32_t *Ms;
     const int16_t *ks;
     int64_t zero, lo, hi;
-    int bytes; /* bytes of an element of the operand, 1 or 2, where weights have 8 bits */
-    int pairs; /* bits of sums of two rows: 32; 64; 48 if their lower bytes need 32 */
+    int bytes; /* bytes of an element of the operand, 1 or 2, beside weights of up to 8 bits */
+    int pairs; /* bits of sums of several rows: 32; 64; 48 if lower bytes of two need 32 */
 } qg_rows;
 
 /* The code of row c. `v` is the accumulator with its bias.

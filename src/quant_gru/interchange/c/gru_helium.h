@@ -372,4 +372,262 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
     qg_requantize_all(p, rows, out);
 }
 
+/* Weights of 4 bits in the tiles of those of 8 bits, two rows in a byte: 8 more than the code of
+ * the first row, and the code of the second one in the higher bits. A sum of products of bytes is
+ * 16 times that of the second row, plus that of the lower bits. */
+typedef int8_t qg_weights4;
+
+/* Multiply the bytes, and their lower bits, of two rows. */
+#define QG_NIBBLES_X1(w, x, mask, A, B)                                                       \
+    do {                                                                                      \
+        int8x16_t qg_a, qg_t;                                                                 \
+        __asm(                                                                                \
+            "vldrb.8 %q[a], [%[p]], #16\n\t"                                                  \
+            "vand %q[t], %q[a], %q[m]\n\t"                                                    \
+            "vmladava.s8 %[to_B], %q[v], %q[a]\n\t"                                           \
+            "vmladava.s8 %[to_A], %q[v], %q[t]"                                               \
+            : [p] "+r"(w), [a] "=&w"(qg_a), [t] "=&w"(qg_t), [to_A] "+Te"(A), [to_B] "+Te"(B) \
+            : [v] "w"(x), [m] "w"(mask), "m"(*(const int8_t (*)[16])w));                      \
+    } while (0)
+
+#define QG_NIBBLES_X2(OP, MODE, w, low, high, mask, A, B, hA, hB)                              \
+    do {                                                                                       \
+        int8x16_t qg_a, qg_t;                                                                  \
+        __asm(                                                                                 \
+            "vldrb.8 %q[a], [%[p]], #16\n\t"                                                   \
+            "vand %q[t], %q[a], %q[m]\n\t"                                                     \
+            "vmladava.s8 %[to_B], %q[u], %q[a]\n\t" OP                                         \
+            ".s8 %[to_hB], %q[v], %q[a]\n\t"                                                   \
+            "vmladava.s8 %[to_A], %q[u], %q[t]\n\t" OP ".s8 %[to_hA], %q[v], %q[t]"            \
+            : [p] "+r"(w), [a] "=&w"(qg_a), [t] "=&w"(qg_t), [to_A] "+Te"(A), [to_B] "+Te"(B), \
+              [to_hA] MODE(hA), [to_hB] MODE(hB)                                               \
+            : [u] "w"(low), [v] "w"(high), [m] "w"(mask), "m"(*(const int8_t (*)[16])w));      \
+    } while (0)
+
+#define QG_NIBBLES_LAST(w, x, A, B)                                                           \
+    do {                                                                                      \
+        int16x8_t qg_a, qg_t;                                                                 \
+        __asm(                                                                                \
+            "vldrb.s16 %q[a], [%[p]], #8\n\t"                                                 \
+            "vmov.i16 %q[t], #15\n\t"                                                         \
+            "vand %q[t], %q[a], %q[t]\n\t"                                                    \
+            "vmladava.s16 %[to_B], %q[v], %q[a]\n\t"                                          \
+            "vmladava.s16 %[to_A], %q[v], %q[t]"                                              \
+            : [p] "+l"(w), [a] "=&w"(qg_a), [t] "=&w"(qg_t), [to_A] "+Te"(A), [to_B] "+Te"(B) \
+            : [v] "w"(x), "m"(*(const int8_t (*)[8])w));                                      \
+    } while (0)
+
+/* Write the sums of 4 rows with their biases. `x8` is 8 times the sum of the operand. The second
+ * of two biases is 16 times its own, plus the first one. */
+#define QG_FINISH_NIBBLES(x8)         \
+    __asm(                            \
+        "sub %[l1], %[l1], %[l0]\n\t" \
+        "sub %[l3], %[l3], %[l2]\n\t" \
+        "sub %[l0], %[l0], %[x]\n\t"  \
+        "sub %[l2], %[l2], %[x]\n\t"  \
+        "asr %[l1], %[l1], #4\n\t"    \
+        "asr %[l3], %[l3], #4"        \
+        : QG_LOW("+r")                \
+        : [x] "r"(x8))
+
+QG_INLINE void qg_nibbles_x1(const int8_t **weights, const int32_t **bias, const qg_operand *x,
+                             int tiles, int last, const int8_t *planes, int32_t x8,
+                             qg_value **out) {
+    const int8x16_t mask = vdupq_n_s8(15);
+    const int8_t *w = *weights;
+    const int32_t *from = *bias;
+    int32_t *to = *out;
+    int i;
+    QG_SUMS_LOW;
+    QG_LOAD_BIASES(from);
+#pragma GCC unroll 64
+    for (i = 0; i < tiles; ++i) {
+        int8x16_t v;
+        if (i == 0)
+            v = x->v0;
+        else if (i == 1)
+            v = x->v1;
+        else if (i == 2)
+            v = x->v2;
+        else if (i == 3)
+            v = x->v3;
+        else
+            QG_NEXT(v, planes);
+        QG_NIBBLES_X1(w, v, mask, l0, l1);
+        QG_NIBBLES_X1(w, v, mask, l2, l3);
+    }
+    if (last) {
+        QG_NIBBLES_LAST(w, x->end, l0, l1);
+        QG_NIBBLES_LAST(w, x->end, l2, l3);
+    }
+    QG_FINISH_NIBBLES(x8);
+    QG_STORE_SUMS(to);
+    *weights = w;
+    *bias = from;
+    *out = to;
+}
+
+/* The same with operands of two bytes. */
+QG_INLINE void qg_nibbles_x2(const int8_t **weights, const int32_t **bias, const qg_operand *x,
+                             int tiles, int last, const int8_t *planes, int32_t x8,
+                             qg_value **out) {
+    const int8x16_t mask = vdupq_n_s8(15);
+    const int8_t *w = *weights;
+    const int32_t *from = *bias;
+    int32_t *to = *out;
+    int i;
+    QG_SUMS_LOW;
+    QG_SUMS_HIGH;
+    QG_LOAD_BIASES(from);
+    if (tiles > 0) {
+        QG_NIBBLES_X2("vmladav", "=&Te", w, x->v0, x->v1, mask, l0, l1, h0, h1);
+        QG_NIBBLES_X2("vmladav", "=&Te", w, x->v0, x->v1, mask, l2, l3, h2, h3);
+    } else {
+        h0 = h1 = h2 = h3 = 0;
+    }
+#pragma GCC unroll 64
+    for (i = 1; i < tiles; ++i) {
+        int8x16_t low, high;
+        if (i == 1) {
+            low = x->v2;
+            high = x->v3;
+        } else {
+            QG_NEXT(low, planes);
+            QG_NEXT(high, planes);
+        }
+        QG_NIBBLES_X2("vmladava", "+Te", w, low, high, mask, l0, l1, h0, h1);
+        QG_NIBBLES_X2("vmladava", "+Te", w, low, high, mask, l2, l3, h2, h3);
+    }
+    if (last) {
+        QG_NIBBLES_LAST(w, x->end, l0, l1);
+        QG_NIBBLES_LAST(w, x->end, l2, l3);
+    }
+    __asm(
+        "add %[l0], %[l0], %[h0], lsl #8\n\t"
+        "add %[l1], %[l1], %[h1], lsl #8\n\t"
+        "add %[l2], %[l2], %[h2], lsl #8\n\t"
+        "add %[l3], %[l3], %[h3], lsl #8"
+        : QG_LOW("+r")
+        : QG_HIGH("r"));
+    QG_FINISH_NIBBLES(x8);
+    QG_STORE_SUMS(to);
+    *weights = w;
+    *bias = from;
+    *out = to;
+}
+
+/* The sum of the operand as the planes have it. */
+QG_INLINE uint32_t qg_sum_of_operand(const int8_t *planes, int tiles, int bytes, int last,
+                                     int16x8_t end) {
+    int32_t low = last ? vaddvq_s16(end) : 0, high = 0;
+    int i;
+#pragma GCC unroll 16
+    for (i = 0; i < tiles; ++i) {
+        low = vaddvaq_s8(low, vldrbq_s8(planes + 16 * bytes * i));
+        if (bytes == 2) high = vaddvaq_s8(high, vldrbq_s8(planes + 32 * i + 16));
+    }
+    return (uint32_t)low + ((uint32_t)high << 8);
+}
+
+/* `rows` is that of three gates. */
+QG_INLINE void qg_product_4(const qg_rows *p, const qg_weights4 *w, const int32_t *bias, int rows,
+                            int K, int16_t *x, int8_t *planes, qg_value *out) {
+    const int tiles = (K + 7) / 16, last = K - 16 * tiles > 0;
+    const int columns = 16 * tiles + 8 * last, blocks = tiles * p->bytes;
+    const int8_t *const beyond = blocks > 4 ? planes + 64 : planes;
+    qg_value *to = out, *const end = out + rows / 4 * 4;
+    qg_operand operand;
+    int32_t x8;
+    int i;
+    for (i = K; i < columns; ++i) x[i] = 0;
+    qg_split(x, tiles, p->bytes, planes);
+    operand = qg_load_operand(planes, blocks, last, x + 16 * tiles);
+    x8 = (int32_t)(qg_sum_of_operand(planes, tiles, p->bytes, last, operand.end) << 3);
+    while (to != end) {
+        if (p->bytes == 1)
+            qg_nibbles_x1(&w, &bias, &operand, tiles, last, beyond, x8, &to);
+        else
+            qg_nibbles_x2(&w, &bias, &operand, tiles, last, beyond, x8, &to);
+    }
+    if (rows % 4 != 0) {
+        qg_value sums[4], *more = sums;
+        if (p->bytes == 1)
+            qg_nibbles_x1(&w, &bias, &operand, tiles, last, beyond, x8, &more);
+        else
+            qg_nibbles_x2(&w, &bias, &operand, tiles, last, beyond, x8, &more);
+        for (i = 0; i < rows % 4; ++i) to[i] = sums[i];
+    }
+    qg_requantize_all(p, rows, out);
+}
+
+/* Weights of 2 or 1 bits in tiles of 16 columns: the codes of 4 rows of a column are digits of a
+ * byte, each larger by half of its range, but for the last one at 2 bits. At 1 bit, the higher half
+ * of a byte has the column of the next tile. */
+typedef int8_t qg_weights2;
+typedef int8_t qg_weights1;
+
+QG_INLINE void qg_product_digits(const qg_rows *p, int bits, const int8_t *w, const int32_t *bias,
+                                 int rows, int K, int16_t *x, int8_t *planes, qg_value *out) {
+    const int tiles = (K + 7) / 16, last = K - 16 * tiles > 0, columns = 16 * tiles + 8 * last;
+    int16x8_t end;
+    uint32_t x_half;
+    int c, i, r;
+    for (i = K; i < columns; ++i) x[i] = 0;
+    qg_split(x, tiles, p->bytes, planes);
+    end = last ? vldrhq_s16(x + 16 * tiles) : vdupq_n_s16(0);
+    x_half = qg_sum_of_operand(planes, tiles, p->bytes, last, end) << (bits - 1);
+    for (c = 0; c < rows; c += 4) {
+        int32_t low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
+        uint32_t before = 0;
+        int8x16_t codes = vdupq_n_s8(0);
+#pragma GCC unroll 16
+        for (i = 0; i < tiles; ++i) {
+            const int8_t *const v = planes + 16 * p->bytes * i;
+            const int8x16_t v0 = vldrbq_s8(v), v1 = p->bytes == 2 ? vldrbq_s8(v + 16) : v0;
+            if (bits == 1 && i % 2) {
+                codes = vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(codes), 4));
+            } else {
+                codes = vldrbq_s8(w);
+                w += 16;
+            }
+#pragma GCC unroll 4
+            for (r = 0; r < 4; ++r) {
+                const int8_t mask = (int8_t)((1 << (r + 1) * bits) - 1);
+                const int8x16_t digits = vandq_s8(codes, vdupq_n_s8(mask));
+                low[r] = vmladavaq_s8(low[r], v0, digits);
+                if (p->bytes == 2) high[r] = vmladavaq_s8(high[r], v1, digits);
+            }
+        }
+        if (last) {
+            const int16x8_t more = vldrbq_s16(w);
+            w += 8;
+#pragma GCC unroll 4
+            for (r = 0; r < 4; ++r) {
+                const int16_t mask =
+                    (int16_t)(bits == 2 && r == 3 ? -1 : (1 << (r + 1) * bits) - 1);
+                low[r] = vmladavaq_s16(low[r], end, vandq_s16(more, vdupq_n_s16(mask)));
+            }
+        }
+#pragma GCC unroll 4
+        for (r = 0; r < 4; ++r) {
+            const uint32_t all = (uint32_t)low[r] + ((uint32_t)high[r] << 8);
+            uint32_t sum = (uint32_t)((int32_t)(all - before) >> r * bits);
+            if (bits == 1 || r < 3) sum -= x_half;
+            if (rows % 4 == 0 || c + r < rows) out[c + r] = (qg_value)(sum + (uint32_t)bias[c + r]);
+            before = all;
+        }
+    }
+    qg_requantize_all(p, rows, out);
+}
+
+QG_INLINE void qg_product_2(const qg_rows *p, const qg_weights2 *w, const int32_t *bias, int rows,
+                            int K, int16_t *x, int8_t *planes, qg_value *out) {
+    qg_product_digits(p, 2, w, bias, rows, K, x, planes, out);
+}
+
+QG_INLINE void qg_product_1(const qg_rows *p, const qg_weights1 *w, const int32_t *bias, int rows,
+                            int K, int16_t *x, int8_t *planes, qg_value *out) {
+    qg_product_digits(p, 1, w, bias, rows, K, x, planes, out);
+}
+
 #endif

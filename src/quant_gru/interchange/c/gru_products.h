@@ -158,6 +158,169 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
 
 #endif
 
+#if !defined(QG_HELIUM)
+
+/* Weights of 4, 2 or 1 bits (`bits`) in words of 4 rows. A half word has the codes of a column, row
+ * after row, and of every second column after it up to 16 bits; the other half word has those of
+ * the columns between. Codes are larger by half of their range, but for the last row at 4 bits, so
+ * that a half word is a sum of signed numbers. */
+QG_INLINE void qg_finish_rows(const qg_rows *p, const int32_t *bias, int rows, int c,
+                              const uint32_t *sums, qg_value *out) {
+    int r;
+#pragma GCC unroll 4
+    for (r = 0; r < 4; ++r)
+        if (rows % 4 == 0 || c + r < rows)
+            out[c + r] = qg_requantize(p, c + r, (int32_t)(sums[r] + (uint32_t)bias[c + r]));
+}
+
+#if defined(QG_DUAL)
+QG_INLINE uint32_t qg_dual(uint32_t codes, uint32_t x, uint32_t sum) {
+    return (uint32_t)__smlad((int16x2_t)codes, (int16x2_t)x, (int32_t)sum);
+}
+
+#define QG_WORD4(w, x, ALL) \
+    "and %[t], %[m], " w    \
+    "\n\t"                  \
+    "smlad %[a], %[t], " x  \
+    ", %[a]\n\t"            \
+    "and %[t], %[m], " w    \
+    ", lsr #8\n\t"          \
+    "smlad %[c], %[t], " x  \
+    ", %[c]\n\t"            \
+    "uxtb16 %[t], " w       \
+    "\n\t"                  \
+    "smlad %[ab], %[t], " x ", %[ab]\n\t" ALL(w, x)
+#define QG_ALL32(w, x) "smlad %[all], " w ", " x ", %[all]"
+#define QG_ALL64(w, x) "smlald %Q[all], %R[all], " w ", " x
+
+/* Add two words of 4 bits to sums of rows: of the first, the first two, the third, and all, as
+ * digits of 4 bits. In assembly, because compilers load one word at a time. */
+QG_INLINE void qg_block4(const uint32_t **w, const qg_word **x, uint32_t mask, uint32_t *a,
+                         uint32_t *ab, uint32_t *c, uint32_t *all) {
+    uint32_t x0, x1, w0, w1, t;
+    __asm volatile(
+        "ldrd %[x0], %[x1], [%[x]], #8\n\t"
+        "ldrd %[w0], %[w1], [%[w]], #8\n\t" QG_WORD4("%[w0]", "%[x0]", QG_ALL32) "\n\t" QG_WORD4(
+            "%[w1]", "%[x1]", QG_ALL32)
+        : [w] "+r"(*w), [x] "+r"(*x), [a] "+r"(*a), [ab] "+r"(*ab), [c] "+r"(*c), [all] "+r"(*all),
+          [x0] "=&r"(x0), [x1] "=&r"(x1), [w0] "=&r"(w0), [w1] "=&r"(w1), [t] "=&r"(t)
+        : [m] "r"(mask)
+        : "memory");
+}
+
+/* The same where the sum of all needs 64 bits. */
+QG_INLINE void qg_block4_64(const uint32_t **w, const qg_word **x, uint32_t mask, uint32_t *a,
+                            uint32_t *ab, uint32_t *c, int64_t *all) {
+    uint32_t x0, x1, w0, w1, t;
+    __asm volatile(
+        "ldrd %[x0], %[x1], [%[x]], #8\n\t"
+        "ldrd %[w0], %[w1], [%[w]], #8\n\t" QG_WORD4("%[w0]", "%[x0]", QG_ALL64) "\n\t" QG_WORD4(
+            "%[w1]", "%[x1]", QG_ALL64)
+        : [w] "+r"(*w), [x] "+r"(*x), [a] "+r"(*a), [ab] "+r"(*ab), [c] "+r"(*c), [all] "+r"(*all),
+          [x0] "=&r"(x0), [x1] "=&r"(x1), [w0] "=&r"(w0), [w1] "=&r"(w1), [t] "=&r"(t)
+        : [m] "r"(mask)
+        : "memory");
+}
+
+#endif
+
+QG_INLINE void qg_product_words(const qg_rows *p, int bits, const uint32_t *w, const int32_t *bias,
+                                int rows, int K, int16_t *x, qg_value *out) {
+    const int pairs = 4 / bits, words = (K + 2 * pairs - 1) / (2 * pairs);
+    const uint32_t ones = (1u << bits) - 1u, mask = ones | ones << 16;
+    uint32_t x_half = 0;
+    int c, i, k, r;
+    for (i = K; i < 2 * pairs * words; ++i) x[i] = 0;
+#if defined(QG_DUAL)
+#pragma GCC unroll 4
+    for (i = 0; i < pairs * words; ++i) x_half = qg_dual(((const qg_word *)x)[i], 0x10001, x_half);
+#else
+    for (i = 0; i < K; ++i) {
+        const int32_t each = x[i];
+        x_half += (uint32_t)each;
+    }
+#endif
+    x_half <<= bits - 1;
+    for (c = 0; c < rows; c += 4) {
+        const int16_t *v = x;
+        uint32_t sums[4] = {0, 0, 0, 0};
+#if defined(QG_DUAL)
+        if (bits == 4 && p->pairs != 64) {
+            const qg_word *next = (const qg_word *)x;
+            uint32_t a = 0, ab = 0, all = 0, third = 0;
+            int64_t all64 = 0;
+#pragma GCC unroll 16
+            for (i = 0; i < words / 2; ++i) {
+                if (p->pairs == 32)
+                    qg_block4(&w, &next, mask, &a, &ab, &third, &all);
+                else
+                    qg_block4_64(&w, &next, mask, &a, &ab, &third, &all64);
+            }
+            if (words % 2) {
+                const uint32_t word = *w++;
+                a = qg_dual(word & mask, *next, a);
+                ab = qg_dual(word & 0x00FF00FFu, *next, ab);
+                third = qg_dual(word >> 8 & mask, *next, third);
+                all = qg_dual(word, *next, all);
+                if (p->pairs != 32) all64 = __smlald((int16x2_t)word, (int16x2_t)*next, all64);
+            }
+            sums[0] = a - x_half;
+            sums[1] = (uint32_t)((int32_t)(ab - a) >> 4) - x_half;
+            sums[2] = third - x_half;
+            if (p->pairs == 32)
+                sums[3] = (uint32_t)((int32_t)(all - ab - (third << 8)) >> 12);
+            else
+                sums[3] = (uint32_t)((all64 - (int32_t)ab - (int64_t)(int32_t)third * 256) >> 12);
+            qg_finish_rows(p, bias, rows, c, sums, out);
+            continue;
+        }
+#pragma GCC unroll 8
+#endif
+        for (i = 0; i < words; ++i) {
+            const uint32_t word = bits == 4 ? *w++ ^ 0x80008000u : *w++;
+#pragma GCC unroll 4
+            for (k = 0; k < pairs; ++k, v += 2) {
+#pragma GCC unroll 4
+                for (r = 0; r < 4; ++r) {
+                    const uint32_t codes = word >> (4 * k + r) * bits & mask;
+#if defined(QG_DUAL)
+                    sums[r] = qg_dual(codes, *(const qg_word *)v, sums[r]);
+#else
+                    sums[r] += (uint32_t)((int32_t)(codes & 0xFFFFu) * v[0] +
+                                          (int32_t)(codes >> 16) * v[1]);
+#endif
+                }
+            }
+        }
+        for (r = 0; r < 4; ++r) sums[r] -= x_half;
+        qg_finish_rows(p, bias, rows, c, sums, out);
+    }
+}
+
+typedef uint32_t qg_weights4;
+typedef uint32_t qg_weights2;
+typedef uint32_t qg_weights1;
+
+QG_INLINE void qg_product_1(const qg_rows *p, const qg_weights1 *w, const int32_t *bias, int rows,
+                            int K, int16_t *x, int8_t *planes, qg_value *out) {
+    (void)planes;
+    qg_product_words(p, 1, w, bias, rows, K, x, out);
+}
+
+QG_INLINE void qg_product_2(const qg_rows *p, const qg_weights2 *w, const int32_t *bias, int rows,
+                            int K, int16_t *x, int8_t *planes, qg_value *out) {
+    (void)planes;
+    qg_product_words(p, 2, w, bias, rows, K, x, out);
+}
+
+QG_INLINE void qg_product_4(const qg_rows *p, const qg_weights4 *w, const int32_t *bias, int rows,
+                            int K, int16_t *x, int8_t *planes, qg_value *out) {
+    (void)planes;
+    qg_product_words(p, 4, w, bias, rows, K, x, out);
+}
+
+#endif
+
 /* Weights of up to 16 bits, operands of up to 16 bits, sums of 64 bits. */
 QG_INLINE void qg_product_16(const qg_rows *p, const int16_t *w, const int64_t *bias, int rows,
                              int K, const int16_t *x, qg_value *out) {

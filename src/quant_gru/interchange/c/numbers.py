@@ -14,6 +14,7 @@ from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 
 DIRECT = 256  # codes up to which every table has one entry per code
+BYTES = ("1", "2", "4", "8")  # loops of weights of up to 8 bits
 _WORD, _LONG = 1 << 31, 1 << 62
 
 
@@ -94,7 +95,7 @@ class Rows:
     """A matrix product with its requantization, as `qg_rows` and one of the loops.
 
     Attributes:
-        loop: '8', '16', '32' or 'wide': the function in gru_products.h.
+        loop: '1', '2', '4', '8', '16', '32' or 'wide': the function in gru_products.h.
         weights: Codes (3H, K).
         bias: Start of each accumulator, modulo 2^32 or 2^64.
         offset: Taken off the operand's codes.
@@ -107,7 +108,7 @@ class Rows:
         lo: Smallest code.
         hi: Largest code.
         largest: The largest sum of |weight * operand| of any row.
-        bytes: Bytes of an element of the operand beside 8-bit weights, 1 or 2.
+        bytes: Bytes of an element of the operand beside weights of up to 8 bits, 1 or 2.
         pairs: Bits of sums of two rows of 8-bit weights, as `qg_rows`.
     """
 
@@ -161,13 +162,15 @@ def rows_of(
     if bits == 128 or bias_shift:
         loop, bits, offset = "wide", 128, operand.zero_point
     elif weight_bits <= 8 and operand.bits <= 16 and max(*bounds, largest) < _WORD:
-        loop = "8"
+        # the loop for 4 bits has sums of 16 times a row
+        small = weight_bits <= 4 and max(*bounds, largest) < _WORD >> 4
+        loop = str({1: 1, 2: 2}.get(weight_bits, 4)) if small else "8"
     elif weight_bits <= 16 and operand.bits <= 16:
         loop = "16"
     else:
         loop = "32"
     if loop != "wide":
-        modulus = 32 if loop == "8" else 64
+        modulus = 32 if loop in BYTES else 64
         biases = [
             wrapped(b - (operand.zero_point - offset) * total, modulus)
             for b, total in zip(biases, sums, strict=True)
@@ -187,8 +190,23 @@ def rows_of(
         s.hi,
         largest,
         1 if operand.bits <= 8 else 2,
-        32 if largest < 1 << 23 else 48 if 255 * stored * W.shape[1] < _WORD else 64,
+        _pairs(loop, largest, stored * W.shape[1]),
     )
+
+
+def _pairs(loop: str, largest: int, operands: int) -> int:
+    """Return `pairs` of qg_rows.
+
+    Args:
+        loop: As `Rows` has it.
+        largest: The largest sum of |weight * operand| of any row.
+        operands: The largest sum of |operand|.
+    """
+    if loop == "8":
+        return 32 if largest < 1 << 23 else 48 if 255 * operands < _WORD else 64
+    if 255 * operands >= _WORD:
+        return 64
+    return 32 if largest < 1 << 19 else 48
 
 
 def paired(weights: Tensor) -> list[int]:
@@ -255,6 +273,69 @@ def tiled(weights: Tensor) -> list[int]:
     tiles = full[:, :split].reshape(height // 4, 4, split // 16, 16).transpose(1, 2)
     ends = full[:, split:].reshape(height // 4, 4 * last)
     return [int(code) for code in torch.cat((tiles.flatten(1), ends), 1).flatten().tolist()]
+
+
+def in_words(weights: Tensor, bits: int) -> list[int]:
+    """Return weights (3H, K) of 4, 2 or 1 bits as words, see qg_product_words."""
+    pairs, half = 4 // bits, 1 << (bits - 1)
+    rows, columns = weights.shape
+    height, width = -(-rows // 4) * 4, -(-columns // (2 * pairs)) * 2 * pairs
+    full = torch.zeros(height, width, dtype=torch.int64, device="cpu")
+    full[:rows, :columns] = weights
+    full += half
+    if bits == 4:
+        full[3::4] ^= half
+    # tile, row, word, pair, half word
+    tiles = full.reshape(height // 4, 4, width // (2 * pairs), pairs, 2)
+    r, k, h = torch.arange(4)[:, None, None, None], torch.arange(pairs)[:, None], torch.arange(2)
+    words = (tiles << (16 * h + (4 * k + r) * bits)).sum((1, 3, 4))
+    return [int(word) for word in words.flatten().tolist()]
+
+
+def tiled_nibbles(weights: Tensor) -> list[int]:
+    """Return weights (3H, K) of 4 bits in the tiles of `tiled`, two rows in a byte."""
+    height = -(-weights.shape[0] // 4) * 4
+    full = torch.zeros(height, weights.shape[1], dtype=torch.int64, device="cpu")
+    full[: weights.shape[0]] = weights
+    bytes_ = 16 * full[1::2] + full[::2] + 8
+    # the tiles have 4 rows each: those of two groups of 4 rows of weights are one after the other
+    split = _split(weights)
+    last = 8 if weights.shape[1] > split else 0
+    padded = torch.zeros(height // 2, split + last, dtype=torch.int64, device="cpu")
+    padded += 8  # codes 0
+    padded[:, : weights.shape[1]] = bytes_
+    tiles = padded[:, :split].reshape(height // 4, 2, split // 16, 16).transpose(1, 2)
+    ends = padded[:, split:].reshape(height // 4, 2 * last)
+    return [int(code) for code in torch.cat((tiles.flatten(1), ends), 1).flatten().tolist()]
+
+
+def tiled_digits(weights: Tensor, bits: int) -> list[int]:
+    """Return weights (3H, K) of 2 or 1 bits in tiles of 4 rows, see qg_product_digits."""
+    rows, columns = weights.shape
+    split, half = _split(weights), 1 << (bits - 1)
+    last = 8 if columns > split else 0
+    height = -(-rows // 4) * 4
+    full = torch.zeros(height, split + last, dtype=torch.int64, device="cpu")
+    full[:rows, :columns] = weights
+    digits = (full + half).reshape(height // 4, 4, split + last)
+    if bits == 2:
+        digits[:, 3] ^= half
+    codes = (digits << (bits * torch.arange(4))[:, None]).sum(1)
+    tiles, ends = codes[:, :split].reshape(height // 4, split // 16, 16), codes[:, split:]
+    if bits == 1:
+        if tiles.shape[1] % 2:
+            tiles = torch.cat((tiles, torch.zeros_like(tiles[:, :1])), 1)
+        tiles = tiles[:, ::2] | tiles[:, 1::2] << 4
+    found = torch.cat((tiles.flatten(1), ends), 1).flatten()
+    return [wrapped(int(code), 8) for code in found.tolist()]
+
+
+def nibble_biases(rows: Rows) -> list[int]:
+    """Return `tiled_biases` where every second one is 16 times itself and the one before it."""
+    biases = tiled_biases(rows)
+    return [
+        wrapped(16 * bias + biases[i - 1], 32) if i % 2 else bias for i, bias in enumerate(biases)
+    ]
 
 
 def tiled_biases(rows: Rows) -> list[int]:

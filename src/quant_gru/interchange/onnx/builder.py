@@ -17,7 +17,8 @@ Values: TypeAlias = "list[Value]"
 Typed: TypeAlias = "tuple[Value, str, int]"
 """A value of a Scan, its ONNX type, and the size of its last axis."""
 
-OPSET = 21  # the first opset with 16-bit QuantizeLinear and DequantizeLinear
+OPSET = 21  # the first opset with INT4, and with 16-bit QuantizeLinear and DequantizeLinear
+INT2_OPSET = 25
 OPSETS = range(17, OPSET + 1)
 MICROSOFT = "com.microsoft"
 CONTAINERS = {"torch.int8": "INT8", "torch.uint8": "UINT8", "torch.int16": "INT16"}
@@ -99,6 +100,15 @@ class Builder:
         Before opset 21 ONNX's own have no 16-bit codes, and ONNX Runtime's are taken.
         """
         return MICROSOFT if "16" in dtype and self.opset < OPSET else ""
+
+    def few_bits(self, least: int, most: int) -> tuple[Any, int] | None:
+        """Return a type of 2 or 4 bits that holds these integers, and its bits; None without."""
+        types = self._ir.DataType
+        if self.opset >= INT2_OPSET and hasattr(types, "INT2") and least >= -2 and most < 2:
+            return types.INT2.numpy(), 2
+        if self.opset >= OPSET and least >= -8 and most < 8:
+            return types.INT4.numpy(), 4
+        return None
 
     def op(self, kind: str, *inputs: Value | None, domain: str = "", **attributes: Any) -> Value:
         """Add a node and return its only output."""

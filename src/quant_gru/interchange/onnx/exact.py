@@ -360,9 +360,10 @@ def stored(b: Builder, values: Any, dtype: str) -> Value:
     Runtimes convert it when they load the file.
     """
     wanted = np.dtype(FLOATS.get(dtype, np.int64))
-    kind = smallest(values)
-    gain = (wanted.itemsize - np.dtype(kind).itemsize) * values.size
-    if gain <= _CAST:
+    few = b.few_bits(int(values.min()), int(values.max()))
+    kind, bits = (smallest(values), 0) if few is None else few
+    size = values.size * (bits / 8 if bits else np.dtype(kind).itemsize)
+    if values.size * wanted.itemsize - size <= _CAST:
         return b.constant(values.astype(wanted), wanted)
     return b.cast(b.constant(values, kind), dtype)
 

@@ -78,9 +78,13 @@ def _integers(values: list[int] | list[list[int]]) -> Tensor:
 def table_bytes(plan: GRUPlan) -> int:
     """Return the bytes of the tables of all cells."""
     return sum(
-        part.nbytes
+        bytes_of_table(table)
         for layer in plan.cells
         for cell in layer
         for table in cell.frozen.tables.values()
-        for part in (table.bounds, table.coefficients)
     )
+
+
+def bytes_of_table(table: Table) -> int:
+    """Return the bytes of a table."""
+    return table.bounds.nbytes + table.coefficients.nbytes

@@ -61,9 +61,9 @@ def calibrate_model(
         )
     before = [(gru, gru.calibrating, gru._state.copy()) for gru in grus.values()]
     try:
-        _collect(model, grus, batches, forward_fn, progress)
-        reached = _reached(grus)
-        finalize_all({name: gru for name, gru in grus.items() if name in reached})
+        collect(model, grus, batches, forward_fn, progress)
+        found = reached(grus)
+        finalize_all({name: gru for name, gru in grus.items() if name in found})
     except BaseException:
         for gru, _, state in before:
             gru._state = state
@@ -71,7 +71,7 @@ def calibrate_model(
     finally:
         for gru, calibrating, _ in before:
             gru.calibrating = calibrating
-    for name in reached:
+    for name in found:
         grus[name].use_quantization = not grus[name].config.disable_quantization
     return model
 
@@ -94,15 +94,15 @@ def _without_scales(model: torch.nn.Module) -> dict[str, QuantGRU]:
     return found
 
 
-def _reached(grus: Mapping[str, QuantGRU]) -> set[str]:
+def reached(grus: Mapping[str, QuantGRU]) -> set[str]:
     """Return the names of the GRUs with statistics in any process; warn about the others."""
-    reached = {name for name, gru in grus.items() if gru._state.has_statistics}
+    found = {name for name, gru in grus.items() if gru._state.has_statistics}
     if in_several_processes():
         everywhere: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everywhere, reached)
-        reached = set().union(*everywhere)
-    unreached = ", ".join(repr(name) for name in grus if name not in reached)
-    if not reached:
+        torch.distributed.all_gather_object(everywhere, found)
+        found = set().union(*everywhere)
+    unreached = ", ".join(repr(name) for name in grus if name not in found)
+    if not found:
         raise CalibrationError(
             f"Expected batches to reach a GRU, got none: forward never reached {unreached}"
         )
@@ -113,10 +113,10 @@ def _reached(grus: Mapping[str, QuantGRU]) -> set[str]:
             QuantGRUWarning,
             stacklevel=caller_stacklevel(),
         )
-    return reached
+    return found
 
 
-def _collect(
+def collect(
     model: torch.nn.Module,
     grus: Mapping[str, QuantGRU],
     batches: Iterable[Any],

@@ -32,6 +32,7 @@ PUBLIC = {
     "QuantGRUError",
     "QuantGRUWarning",
     "__version__",
+    "allocate_bits",
     "calibrate_model",
     "compare",
     "convert_model",
@@ -50,6 +51,8 @@ PUBLIC = {
     "operator_sqnr",
     "quantize_keras",
     "quantize_onnx",
+    "report",
+    "sensitivity",
 }
 
 ACTNN_PUBLIC = {

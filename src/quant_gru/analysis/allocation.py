@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import itertools
 import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,15 +21,16 @@ from quant_gru.analysis.fronts import Block, Front, front
 from quant_gru.analysis.sizes import Sizes, counts, operator_sizes, sizes_of
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
 from quant_gru.analysis.tables import html_table, text_table
-from quant_gru.analysis.trials import BASE, Forward, Place, Trials
+from quant_gru.analysis.trials import BASE, Forward, Place, Trials, with_widths
 from quant_gru.calibration.batches import with_progress
 from quant_gru.calibration.tied import TIED
-from quant_gru.config import OPERATORS, QuantConfig, canonical_name
+from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
 from quant_gru.config.operators import suggest
 from quant_gru.errors import ConfigError, QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.integer.qparams import PRE_ACTIVATION
 from quant_gru.interchange.plan_tensors import bytes_of_table
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.whole_models.convert import find_grus
 from quant_gru.whole_models.selection import ModelConfig
 
 Patterns = Iterable["str | Iterable[str]"]
@@ -76,7 +78,7 @@ class Allocation:
         front: Allocations of which no other has less error at no more cost, by their bytes of
             flash; at most twelve, spread over all of them.
         combinations: How many allocations the whole front has.
-        model: The model with these widths, calibrated and switched on.
+        model: The model with these widths, calibrated and switched on, in eval mode.
         budget: The budget.
     """
 
@@ -86,6 +88,22 @@ class Allocation:
     combinations: int
     model: torch.nn.Module = field(repr=False)
     budget: dict[str, float]
+    _problem: _Problem = field(repr=False)
+
+    def with_budget(
+        self, budget: Mapping[str, float] | float, *, test: Any = None, progress: bool = True
+    ) -> Allocation:
+        """Choose again for another budget, from the same costs of the operators.
+
+        Args:
+            budget: As for `allocate_bits`.
+            test: As for `allocate_bits`.
+            progress: As for `allocate_bits`.
+
+        Raises:
+            QuantGRUError: No widths meet the budget; the message says what the least is.
+        """
+        return _allocation(self._problem, _budget(budget), test, progress)
 
     def __str__(self) -> str:
         chosen, sizes = self.chosen, self.chosen.sizes
@@ -207,76 +225,127 @@ def allocate_bits(
         QuantGRUError: No widths meet the budget; the message says what the least is.
 
     Example:
-        >>> found = allocate_bits(model, batches, budget={"flash": 20_000})
+        >>> found = allocate_bits(model, batches, budget={"flash": 60_000})
         >>> small = calibrate_model(convert_model(model, found.config), batches)
     """
     limits = _budget(budget)
+    choices, given = sorted({*widths}), dict(fixed or {})
+    if not choices:
+        raise QuantGRUError("Expected widths to choose from, got none")
     trials = Trials(
         model,
         data,
-        tuple(widths) + tuple((fixed or {}).values()),
+        (*choices, *given.values()),
         calibration=calibration,
         config=config,
         forward_fn=forward_fn,
         progress=progress,
     )
-    choices = sorted({*widths})
-    base = max(BASE, *choices, *(fixed or {}).values()) if choices else 0
-    if not choices:
-        raise QuantGRUError("Expected widths to choose from, got none")
     parts = [
         part
         for name, gru in trials.grus.items()
-        for part in _parts(name, gru, choices, list(groups), dict(fixed or {}))
+        for part in _parts(name, gru, choices, list(groups), given)
     ]
-    trials.add_base(base)
-    trials.set({}, base)
-    least = trials.noise()
-    errors = _errors(trials, parts, base, least, progress)
-    kinds = list(dict.fromkeys(("flash", *(name for name in limits if name in COSTS))))
-    blocks = [_block(trials, part, kinds, errors) for part in parts]
-    numbers = sum(
-        count
-        for name, gru in trials.grus.items()
-        for layer in range(gru.num_layers)
-        for operator, count in counts(gru, layer).items()
-        if operator.startswith("weight.")
-        for _ in range(_directions(gru))
-    )
-    most = [limits.get(name, math.inf) * (numbers if name == "bits" else 1) for name in kinds]
-    found = front(blocks, most)
-    # a cost may be negative by chance, the whole not
-    predicted = [decibels(trials.signal, max(least + float(e), 0.0)) for e in found.errors]
+    problem = _Problem.measured(trials, parts, max(BASE, *choices, *given.values()), progress)
+    return _allocation(problem, limits, test, progress)
+
+
+def _allocation(
+    problem: _Problem, limits: dict[str, float], test: Any, progress: bool
+) -> Allocation:
+    """Choose widths within limits, and measure them and some of the front."""
+    trials = problem.trials
+    found, predicted = problem.front(limits)
     at = _chosen(found, predicted, limits.get("sqnr"))
-    spread = np.unique(np.linspace(0, len(predicted) - 1, _POINTS).round().astype(int))
+    spread = np.unique(np.linspace(0, len(predicted) - 1, _POINTS).round().astype(int)).tolist()
     points = {}
-    for i in with_progress(sorted({at, *spread.tolist()}), "measuring", progress):
-        chosen = _widths(parts, found, i)
-        trials.set(_places(trials, chosen), base)
+    for i in with_progress(sorted({at, *spread}), "measuring", progress):
+        chosen = problem.widths(found, i)
+        problem.set(chosen)
         measured = decibels(trials.signal, trials.noise())
         points[i] = Point(sizes_of(trials.grus.values()), predicted[i], measured, chosen)
-    trials.set(_places(trials, points[at].widths), base)
+    problem.set(points[at].widths)
     _warn_if_far(points[at])
     chosen_point = points[at]
     if test is not None:
-        seen = trials.noise_on(test)
-        chosen_point = Point(
-            chosen_point.sizes, chosen_point.predicted, decibels(*seen), chosen_point.widths
-        )
-    configs = {
-        name: _with_widths(gru.config, points[at].widths[name])
-        for name, gru in trials.grus.items()
-    }
-    for name, gru in trials.grus.items():
-        gru._state.settle_on(configs[name])
+        chosen_point = replace(chosen_point, measured=decibels(*trials.noise_on(test)))
+    made = copy.deepcopy(trials.model)
+    configs = {}
+    for name, gru in find_grus(made).items():
+        if name in trials.grus:
+            configs[name] = with_widths(gru.config, points[at].widths[name])
+            gru._state.settle_on(configs[name])
     return Allocation(
         next(iter(configs.values())) if len(configs) == 1 else configs,
         chosen_point,
         tuple(points[i] for i in sorted(points)),
         len(predicted),
-        trials.model,
+        made,
         limits,
+        problem,
     )
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What each operator adds to the error and to the sizes.
+
+    Attributes:
+        trials: The model on the data.
+        parts: Operators whose widths are chosen together.
+        base: The width of all others while one is measured.
+        least: The error with all operators at the base.
+        errors: GRU, operator, width -> what it adds to the error, in all cells at once.
+    """
+
+    trials: Trials
+    parts: tuple[_Part, ...]
+    base: int
+    least: float
+    errors: Mapping[tuple[str, str, int], float]
+
+    @classmethod
+    def measured(
+        cls, trials: Trials, parts: Sequence[_Part], base: int, progress: bool
+    ) -> _Problem:
+        """Measure one operator after the other."""
+        trials.add_base(base)
+        trials.set({}, base)
+        least = trials.noise()
+        errors = _errors(trials, parts, base, least, progress)
+        return cls(trials, tuple(parts), base, least, errors)
+
+    def front(self, limits: Mapping[str, float]) -> tuple[Front, list[float]]:
+        """Return the best allocations within limits, and their predicted decibels."""
+        kinds = list(dict.fromkeys(("flash", *(name for name in limits if name in COSTS))))
+        blocks = [_block(self.trials, part, kinds, self.errors) for part in self.parts]
+        numbers = sum(
+            count * _directions(gru)
+            for gru in self.trials.grus.values()
+            for layer in range(gru.num_layers)
+            for operator, count in counts(gru, layer).items()
+            if operator in WEIGHTS
+        )
+        most = [limits.get(name, math.inf) * (numbers if name == "bits" else 1) for name in kinds]
+        found = front(blocks, most, kinds)
+        # a cost may be negative by chance, the whole not
+        whole = (max(self.least + each, 0.0) for each in found.errors.tolist())
+        return found, [decibels(self.trials.signal, each) for each in whole]
+
+    def widths(self, found: Front, index: int) -> dict[str, dict[str, int]]:
+        """Return the widths of an allocation, operators in their usual order."""
+        widths: dict[str, dict[str, int]] = {}
+        for part, choice in zip(self.parts, found.choices[index].tolist(), strict=True):
+            bits = zip(part.operators, part.choices[choice], strict=True)
+            widths.setdefault(part.module, {}).update(bits)
+        return {
+            module: {name: own[name] for name in OPERATORS if name in own}
+            for module, own in widths.items()
+        }
+
+    def set(self, widths: Mapping[str, Mapping[str, int]]) -> None:
+        """Give the model these widths."""
+        self.trials.set(_places(self.trials, widths), self.base)
 
 
 @dataclass(frozen=True)
@@ -302,7 +371,9 @@ def _budget(budget: Mapping[str, float] | float) -> dict[str, float]:
         raise QuantGRUError(f"Expected a budget of {', '.join(known)}, got an empty one")
     for name, value in given.items():
         if name not in known:
-            raise QuantGRUError(f"Expected a budget of a known kind, got {name!r}; {suggest(name, known)}")
+            raise QuantGRUError(
+                f"Expected a budget of a known kind, got {name!r}; {suggest(name, known)}"
+            )
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             raise QuantGRUError(f"Expected a budget to be a number, got {value!r} ({name!r})")
     return given
@@ -325,11 +396,14 @@ def _parts(
     has = [
         name
         for name in OPERATORS
-        if gru.config[name].bitwidth is not None
-        and (gru.bias or not name.startswith("weight.b"))
+        if gru.config[name].bitwidth is not None and (gru.bias or not name.startswith("weight.b"))
     ]
     equal = [
-        {name for pattern in ([group] if isinstance(group, str) else group) for name in _fitting(pattern)}
+        {
+            name
+            for pattern in ([group] if isinstance(group, str) else group)
+            for name in _fitting(pattern)
+        }
         for group in groups
     ]
     if gru.config.tie_x_and_h:
@@ -430,28 +504,16 @@ def _directions(gru: QuantGRU) -> int:
 
 
 def _chosen(found: Front, predicted: Sequence[float], sqnr: float | None) -> int:
-    """Return the index of the allocation with the least error, or of the smallest that is enough."""
+    """Return the index of the allocation with the least error, or of the smallest one enough."""
     if sqnr is None:
         return int(found.errors.argmin())
     enough = [i for i, dB in enumerate(predicted) if dB >= sqnr]
     if not enough:
         raise QuantGRUError(
-            f"Expected widths that reach {sqnr:g} dB within the budget, got {max(predicted):.1f} dB "
-            "at most"
+            f"Expected widths that reach {sqnr:g} dB within the budget, got at most "
+            f"{max(predicted):.1f} dB"
         )
     return min(enough, key=lambda i: (found.costs[i, 0], found.errors[i]))
-
-
-def _widths(parts: Sequence[_Part], found: Front, index: int) -> dict[str, dict[str, int]]:
-    """Return the widths of an allocation, operators in their usual order."""
-    widths: dict[str, dict[str, int]] = {}
-    for part, choice in zip(parts, found.choices[index].tolist(), strict=True):
-        bits = zip(part.operators, part.choices[choice], strict=True)
-        widths.setdefault(part.module, {}).update(bits)
-    return {
-        module: {name: own[name] for name in OPERATORS if name in own}
-        for module, own in widths.items()
-    }
 
 
 def _places(trials: Trials, widths: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
@@ -461,12 +523,6 @@ def _places(trials: Trials, widths: Mapping[str, Mapping[str, int]]) -> dict[Pla
         for place in trials.places
         if place.operator in widths.get(place.module, ())
     }
-
-
-def _with_widths(config: QuantConfig, widths: Mapping[str, int]) -> QuantConfig:
-    for name, bits in widths.items():
-        config = config.replace(name, bitwidth=bits)
-    return config
 
 
 def _warn_if_far(point: Point) -> None:

@@ -29,9 +29,7 @@ class Line:
     dots: bool = False
 
 
-def chart(
-    lines: Sequence[Line], x_title: str, y_title: str, *, logarithmic: bool = False
-) -> str:
+def chart(lines: Sequence[Line], x_title: str, y_title: str, *, logarithmic: bool = False) -> str:
     """Return a chart as an <svg> element.
 
     Args:
@@ -77,7 +75,9 @@ def chart(
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in at]
         else:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            parts.append(
+                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            )
         parts.append(
             f'<rect x="{place}" y="8" width="10" height="10" fill="{colour}"/>'
             + _label(place + 14, 17, each.name, "start")

@@ -51,12 +51,13 @@ class Front:
     choices: NDArray[np.int64]
 
 
-def front(blocks: Sequence[Block], limits: Sequence[float]) -> Front:
+def front(blocks: Sequence[Block], limits: Sequence[float], names: Sequence[str]) -> Front:
     """Return the Pareto front of all combinations within limits.
 
     Args:
         blocks: At least one.
         limits: The most of each cost; infinite for none.
+        names: Names of the costs, for the error.
 
     Raises:
         QuantGRUError: No combination is within the limits, or there are too many to compare.
@@ -74,9 +75,10 @@ def front(blocks: Sequence[Block], limits: Sequence[float]) -> Front:
         total = (errors[:, None] + block.errors[None]).reshape(-1)
         possible = np.flatnonzero((joined + after <= most).all(axis=1))
         if not len(possible):
+            lowest = zip(names, least.sum(axis=0).tolist(), strict=True)
             raise QuantGRUError(
-                "Expected a budget that some widths meet, got one below the least, "
-                + ", ".join(f"{each:g}" for each in least.sum(axis=0))
+                "Expected a budget that some widths meet, got less; the least of each is "
+                + ", ".join(f"{name} {value:,.0f}" for name, value in lowest)
             )
         kept = possible[undominated(joined[possible], total[possible])]
         if len(kept) > _MOST:

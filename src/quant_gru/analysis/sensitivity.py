@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import itertools
 import json
 import os
 import warnings
@@ -211,11 +212,11 @@ def sensitivity(
         progress=progress,
     )
     bases = {bits: base_for(bits) for bits in wanted}
-    todo = [(None, base) for base in dict.fromkeys((BASE, *bases.values()))]
+    todo: list[Key] = [(None, base) for base in dict.fromkeys((BASE, *bases.values()))]
     todo += [(place, bits) for place in trials.places for bits in wanted]
     kept = _Kept(file, trials, metric is not None)
     found = _measured(trials, todo, bases, metric, kept, progress)
-    costs = []
+    costs: list[Cost] = []
     base_metric = found[None, BASE][1]
     for place, bits in todo:
         if place is not None:
@@ -334,7 +335,9 @@ def _digest(trials: Trials) -> str:
     for name, tensor in trials.model.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            digest.update(
+                tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
     for name, gru in trials.grus.items():
         digest.update(f"{name} {gru.config.to_dict()} {gru._state.cells}".encode())
     digest.update(repr(trials.signal).encode())
@@ -373,12 +376,19 @@ def _judged(costs: Sequence[Cost], values: Sequence[Sequence[float]]) -> tuple[l
     step = 0.0
     if samples == 1:
         levels = sorted({value for (value,) in values})
-        gaps = [b - a for a, b in zip(levels, levels[1:], strict=False)]
+        gaps = [b - a for a, b in itertools.pairwise(levels)]
         # sums of samples in another order differ in their last digits
         size = max(map(abs, levels))
         step = min((gap for gap in gaps if gap > 1e-12 * size), default=0.0)
         judged = [
-            Cost(c.place, c.bits, c.noise, c.sqnr, c.metric, abs(c.metric or 0.0) > _CLEAR * step)
+            Cost(
+                c.place,
+                c.bits,
+                c.noise,
+                c.sqnr,
+                c.metric,
+                abs(c.metric or 0.0) > (1 + 1e-9) * _CLEAR * step,
+            )
             for c in costs
         ]
     narrowest = min(each.bits for each in costs)

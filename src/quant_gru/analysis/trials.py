@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.analysis.outputs import named_tensors
-from quant_gru.calibration.batches import eval_mode, run_batch
+from quant_gru.calibration.batches import run_batch
 from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import OPERATORS, QuantConfig
 from quant_gru.errors import CalibrationError, QuantGRUError
@@ -37,6 +37,10 @@ def base_for(bits: int) -> int:
     return BASE if bits <= BASE - _FINER else min(bits + _FINER, 32)
 
 
+Cell = tuple[str, int, bool]
+"""A GRU, layer, and whether it is the reverse direction."""
+
+
 @dataclass(frozen=True, order=True)
 class Place:
     """An operator of one layer and direction of a GRU.
@@ -54,7 +58,7 @@ class Place:
     operator: str
 
     @property
-    def cell(self) -> tuple[str, int, bool]:
+    def cell(self) -> Cell:
         """The GRU, layer and direction."""
         return self.module, self.layer, self.reverse
 
@@ -84,7 +88,7 @@ class Trials:
         progress: Whether to show a progress bar (only on a terminal).
 
     Attributes:
-        model: The copy, with all operators at BASE bits.
+        model: The copy, in eval mode.
         grus: Its QuantGRUs by name, without those that the data do not reach.
         places: All operators that have a width.
         signal: The summed squares of the float outputs.
@@ -115,12 +119,14 @@ class Trials:
         self.grus = {name: gru for name, gru in every.items() if name in names}
         for gru in every.values():
             gru.calibrating = gru.use_quantization = False
+        self.model.eval()  # once: a change of the mode forgets plans
         wanted = sorted({check_width(each) for each in widths})
         self.widths = tuple(dict.fromkeys((BASE, *wanted, *map(base_for, wanted))))
         self._steps: dict[str, list[list[CellSteps]] | None] = {}
-        self._by_width: dict[tuple[str, int, bool, int], QParams] = {}
-        self._tables: dict[tuple[str, int, bool, str, int, int], Table] = {}
-        self._kept: dict[tuple[str, int, bool], tuple[Mapping[str, int], QParams]] = {}
+        self._by_width: dict[tuple[Cell, int], QParams] = {}
+        self._tables: dict[tuple[Cell, str, int, int], Table] = {}
+        self._configs: dict[tuple[str, tuple[int, ...]], QuantConfig] = {}
+        self._kept: dict[Cell, tuple[Mapping[str, int], QParams]] = {}
         self._statistics = {name: gru._state.collector for name, gru in self.grus.items()}
         for bits in self.widths:
             self.add_base(bits)
@@ -133,7 +139,7 @@ class Trials:
             if gru.config[operator].bitwidth is not None
             and (gru.bias or not operator.startswith("weight.b"))
         )
-        with eval_mode(self.model), torch.no_grad():
+        with torch.no_grad():
             self._real = [self._outputs(batch) for batch in self.batches]
         self.signal = sum(float(each.square().sum()) for found in self._real for each in found)
         self.set({})
@@ -142,7 +148,7 @@ class Trials:
         """Make scales of a width; the first one is BASE."""
         for name, gru in self.grus.items():
             collector, weights = self._statistics[name], gru._float_weights()
-            if (name, 0, False, bits) in self._by_width:
+            if ((name, 0, False), bits) in self._by_width:
                 continue
             assert collector is not None
             if name not in self._steps:
@@ -160,7 +166,7 @@ class Trials:
             ]
             for layer, row in enumerate(cells):
                 for direction, made in enumerate(row):
-                    self._by_width[name, layer, direction == 1, bits] = made
+                    self._by_width[(name, layer, direction == 1), bits] = made
             if not gru.is_calibrated():
                 gru._state.finish(cells)
 
@@ -173,7 +179,7 @@ class Trials:
             widths: Place -> its width, one of those given to the constructor.
             base: The width of all others: BASE, or what `base_for` gives for a width.
         """
-        by_cell: dict[tuple[str, int, bool], dict[str, int]] = {}
+        by_cell: dict[Cell, dict[str, int]] = {}
         for place, bits in widths.items():
             by_cell.setdefault(place.cell, {})[place.operator] = bits
         for name, gru in self.grus.items():
@@ -187,21 +193,22 @@ class Trials:
             ]
             gru._state.try_scales(scales)
 
-    def _cell(self, cell: tuple[str, int, bool], widths: Mapping[str, int], base: int) -> QParams:
-        whole = self._by_width[(*cell, base)]
+    def _cell(self, cell: Cell, widths: Mapping[str, int], base: int) -> QParams:
+        whole = self._by_width[cell, base]
         bits = {name: widths.get(name, base) for name in OPERATORS}
         if all(each == base for each in bits.values()):
             return whole
         kept = self._kept.get(cell)
         if kept is not None and kept[0] == bits:
             return kept[1]
-        config = whole.config
-        for name, each in widths.items():
-            config = config.replace(name, bitwidth=each)
+        key = cell[0], tuple(bits.values())
+        if key not in self._configs:
+            self._configs[key] = with_widths(whole.config, widths)
+        config = self._configs[key]
         quantizers = {
-            name: self._by_width[(*cell, bits[name])].quantizers[name] for name in whole.quantizers
+            name: self._by_width[cell, bits[name]].quantizers[name] for name in whole.quantizers
         }
-        keys = {out: (*cell, out, bits[pre], bits[out]) for out, pre in PRE_ACTIVATION.items()}
+        keys = {out: (cell, out, bits[pre], bits[out]) for out, pre in PRE_ACTIVATION.items()}
         tables = {out: self._tables[key] for out, key in keys.items() if key in self._tables}
         made = make_qparams(config, quantizers, None, tables)
         self._tables.update({key: made.tables[out] for out, key in keys.items()})
@@ -218,10 +225,10 @@ class Trials:
             out_bits: Width of its output.
         """
         out = place.operator
-        key = (*place.cell, out, pre_bits, out_bits)
+        key = (place.cell, out, pre_bits, out_bits)
         if key not in self._tables:
-            pre = self._by_width[(*place.cell, pre_bits)].quantizers[PRE_ACTIVATION[out]]
-            scales = self._by_width[(*place.cell, out_bits)]
+            pre = self._by_width[place.cell, pre_bits].quantizers[PRE_ACTIVATION[out]]
+            scales = self._by_width[place.cell, out_bits]
             function = "tanh" if out == "gate.g_out" else "sigmoid"
             config = scales.config
             quantizer = scales.quantizers[out]
@@ -235,7 +242,7 @@ class Trials:
     def noise(self) -> float:
         """Return the summed squared error of all outputs."""
         found = 0.0
-        with eval_mode(self.model), torch.no_grad():
+        with torch.no_grad():
             for batch, real in zip(self.batches, self._real, strict=True):
                 for a, b in zip(real, self._outputs(batch), strict=True):
                     found += float((a - b).square().sum())
@@ -246,7 +253,7 @@ class Trials:
         batches = batches_of(data)
         quantized = {name: gru.use_quantization for name, gru in self.grus.items()}
         signal = noise = 0.0
-        with eval_mode(self.model), torch.no_grad():
+        with torch.no_grad():
             for batch in batches:
                 found = self._outputs(batch)
                 self.float_mode()
@@ -259,7 +266,7 @@ class Trials:
 
     def metric(self, metric: Callable[[torch.nn.Module], Any]) -> list[float]:
         """Return a metric of the model as it is: one number, or one for each sample."""
-        with eval_mode(self.model), torch.no_grad():
+        with torch.no_grad():
             return numbers_of(metric(self.model))
 
     def float_mode(self) -> None:
@@ -302,12 +309,18 @@ def numbers_of(value: Any) -> list[float]:
     return found
 
 
+def with_widths(config: QuantConfig, widths: Mapping[str, int]) -> QuantConfig:
+    """Return a configuration with other widths of some operators."""
+    for name, bits in widths.items():
+        config = config.replace(name, bitwidth=bits)
+    return config
+
+
 def _with_width(config: QuantConfig, bits: int) -> QuantConfig:
     """Return a configuration with one width for all operators that have one."""
-    for name in OPERATORS:
-        if config[name].bitwidth is not None:
-            config = config.replace(name, bitwidth=bits)
-    return config
+    return with_widths(
+        config, {name: bits for name in OPERATORS if config[name].bitwidth is not None}
+    )
 
 
 def _at_base(model: torch.nn.Module, config: ModelConfig) -> torch.nn.Module:

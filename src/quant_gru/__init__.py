@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quant_gru.analysis.compare import compare
     from quant_gru.analysis.operator_gain import operator_gain
     from quant_gru.analysis.operator_sqnr import operator_sqnr
+    from quant_gru.analysis.report import report
     from quant_gru.analysis.sensitivity import sensitivity
     from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
     from quant_gru.model_files.quantize_keras import quantize_keras
@@ -66,6 +67,7 @@ __all__ = [
     "operator_sqnr",
     "quantize_keras",
     "quantize_onnx",
+    "report",
     "sensitivity",
 ]
 
@@ -98,6 +100,7 @@ _HOMES = {
     "operator_sqnr": "analysis.operator_sqnr",
     "quantize_keras": "model_files.quantize_keras",
     "quantize_onnx": "model_files.quantize_onnx",
+    "report": "analysis.report",
     "sensitivity": "analysis.sensitivity",
 }
 

@@ -54,6 +54,7 @@ def chart(lines: Sequence[Line], x_title: str, y_title: str, *, logarithmic: boo
 
     bottom = _HEIGHT - _BOTTOM
     parts = []
+    legend, rows = _legend([each.name for each in lines])
     for value in _ticks(low_y, high_y):
         y = down(value)
         parts.append(
@@ -67,7 +68,6 @@ def chart(lines: Sequence[Line], x_title: str, y_title: str, *, logarithmic: boo
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}" '
             'stroke="currentColor"/>' + _label(x, bottom + 16, f"{value:,g}", "middle")
         )
-    place = _LEFT
     for i, (each, own) in enumerate(zip(lines, points, strict=True)):
         colour = COLOURS[i % len(COLOURS)]
         at = [(across(a), down(b)) for a, b in own]
@@ -78,11 +78,6 @@ def chart(lines: Sequence[Line], x_title: str, y_title: str, *, logarithmic: boo
             parts.append(
                 f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
             )
-        parts.append(
-            f'<rect x="{place}" y="8" width="10" height="10" fill="{colour}"/>'
-            + _label(place + 14, 17, each.name, "start")
-        )
-        place += 24 + 7 * len(each.name)
     parts.append(_label((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, x_title, "middle"))
     parts.append(
         f'<text transform="translate(12 {(_TOP + bottom) / 2:.0f}) rotate(-90)" '
@@ -93,9 +88,28 @@ def chart(lines: Sequence[Line], x_title: str, y_title: str, *, logarithmic: boo
         'stroke="currentColor"/>'
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'font-family="system-ui,sans-serif" font-size="12">{"".join(parts)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {-18 * (rows - 1)} {_WIDTH} '
+        f'{_HEIGHT + 18 * (rows - 1)}" role="img" font-family="system-ui,sans-serif" '
+        f'font-size="12">{"".join((*parts, legend))}</svg>'
     )
+
+
+def _legend(names: Sequence[str]) -> tuple[str, int]:
+    """Return the names with their colours, and in how many rows they are, the last one lowest."""
+    places, x, row = [], _LEFT, 0
+    for name in names:
+        width = 24 + 7 * len(name)
+        if x > _LEFT and x + width > _WIDTH:
+            x, row = _LEFT, row + 1
+        places.append((x, row))
+        x += width
+    parts = []
+    for i, (name, (left, at)) in enumerate(zip(names, places, strict=True)):
+        top = 8 - 18 * (row - at)
+        colour = COLOURS[i % len(COLOURS)]
+        parts.append(f'<rect x="{left}" y="{top}" width="10" height="10" fill="{colour}"/>')
+        parts.append(_label(left + 14, top + 9, name, "start"))
+    return "".join(parts), row + 1
 
 
 def _label(x: float, y: float, text: str, anchor: str) -> str:

@@ -8,6 +8,7 @@ measured; and the bytes that it needs for as many decibels. Widths are 4, 8 and 
 `on other data` is data that neither calibration nor the choice has seen.
 
 FOLDER holds spoken_digits.npz and tinyshakespeare.txt; `--share 0.1` trains a tenth of the steps.
+`--models FOLDER` keeps what is trained for a further call.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
 from quant_gru.whole_models.convert import find_grus
 
+KEPT: Path | None = None
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -68,7 +70,14 @@ def task_case(task: common.Task, steps: int, batch: Callable[[slice], Any]) -> C
     """A model that is trained here."""
     torch.manual_seed(0)
     model = task.model()
-    common.fit(model, task, common.Processes(), steps, task.learning_rate, 0)
+    file = None if KEPT is None else KEPT / f"{task.name} {steps}.pt"
+    if file is not None and file.exists():
+        model.load_state_dict(torch.load(file))
+    else:
+        common.fit(model, task, common.Processes(), steps, task.learning_rate, 0)
+        if file is not None:
+            torch.save(model.state_dict(), file)
+    model.eval()
     return Case(model, [batch(slice(0, 128))], [batch(slice(128, 256))], several)
 
 
@@ -220,8 +229,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path())
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--models", type=Path, help="folder of models that are trained here")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps of training")
     options = parser.parse_args()
+    global KEPT
+    KEPT = options.models
     titles = [*TITLES, "bytes for as many dB", "saved"]
     print("| " + " | ".join(titles) + " |\n|---|" + "---:|" * (len(titles) - 1))
     found: list[Row] = []

@@ -1,6 +1,6 @@
 """Widths chosen by `allocate_bits` against uniform widths, on tasks, published and random models.
 
-    python benchmarks/allocation.py --data FOLDER [--cases NAME ..] [--markdown]
+    python benchmarks/allocation.py --data FOLDER [--cases NAME ..] [--fit-weights]
 
 For each model: the bytes of weights and tables and the decibels at the outputs with 8 bits (and
 with 4) everywhere; the decibels that `allocate_bits` reaches with as many bytes, predicted and
@@ -189,7 +189,7 @@ class Row:
     needed: int
 
 
-def rows(name: str, case: Case) -> Iterator[Row]:
+def rows(name: str, case: Case, fit_weights: bool) -> Iterator[Row]:
     """Compare a model at 4 and at 8 bits."""
     found = None
     for bits in (4, 8):
@@ -198,7 +198,7 @@ def rows(name: str, case: Case) -> Iterator[Row]:
         model.eval()
         dB, flash = measured(case, model, case.test), sizes_of(find_grus(model).values()).flash
         if found is None:
-            options = {"forward_fn": case.forward, "progress": False}
+            options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
             found = allocate_bits(case.model, case.data, {"flash": flash}, **options)
         best = found.with_budget({"flash": flash}, progress=False)
         least = found.with_budget({"sqnr": measured(case, model, case.data)}, progress=False)
@@ -230,6 +230,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path())
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--models", type=Path, help="folder of models that are trained here")
+    parser.add_argument("--fit-weights", action="store_true", help="fit weights of few bits")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps of training")
     options = parser.parse_args()
     global KEPT
@@ -240,7 +241,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     started = time.perf_counter()
     for name in options.cases:
-        for row in rows(name, CASES[name](options.data, options.share)):
+        for row in rows(name, CASES[name](options.data, options.share), options.fit_weights):
             found.append(row)
             print("| " + " | ".join(cells(row)) + " |", flush=True)
     for bits in (4, 8):

@@ -86,10 +86,10 @@ def test_tune(source: str, tmp_path: Path) -> None:
 
 def test_tune_of_several_grus_and_other_budgets(source: str, tmp_path: Path) -> None:
     target = tmp_path / "widths.json"
-    result = run("tune", f"{source}:pair", "--sqnr", 20, "--bits", 8, "--json", "-o", target)
+    result = run("tune", f"{source}:pair", "--flash", 2000, "--bits", 8, "--json", "-o", target)
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
-    assert found["chosen"]["predicted"] >= 20
+    assert found["chosen"]["sizes"]["flash"] <= 2000
     assert found["chosen"]["sizes"]["average_bits"] <= 8
     for name in ("a", "b"):
         config = QuantConfig.from_json(tmp_path / f"widths.{name}.json")

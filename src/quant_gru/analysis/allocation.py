@@ -48,6 +48,9 @@ _POINTS = 12
 _MOST_CHOICES = 100_000
 # Beyond this many decibels between prediction and measurement a warning says so.
 _FAR = 1.0
+# Up to this many, costs are good enough; otherwise they are measured again, at most so many times.
+_NEAR = 0.5
+_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -187,14 +190,16 @@ def allocate_bits(
     calibration: Any = None,
     config: ModelConfig = None,
     forward_fn: Forward | None = None,
+    fit_weights: bool = False,
     progress: bool = True,
 ) -> Allocation:
     """Choose the width of each operator of each GRU under a budget, with the least error.
 
     The error that each operator causes at each width is measured at the model's outputs, with all
     others at the widest width. Errors add up, so that the best widths are found exactly: no other
-    ones have less predicted error within the budget. All layers and directions of a GRU have the
-    same widths, as in a QuantConfig.
+    ones have less predicted error within the budget. Where large errors do not add up, so that the
+    result is more than 0.5 dB from the prediction, operators are measured again around it. All
+    layers and directions of a GRU have the same widths, as in a QuantConfig.
 
     Args:
         model: A float model, or one with QuantGRUs, whose configurations then give the kinds of the
@@ -213,6 +218,8 @@ def allocate_bits(
         config: Kinds of the operators, as for `convert_model`; only for a model without QuantGRUs.
             None for those of 'int16'.
         forward_fn: `forward_fn(model, batch)` runs a batch and returns the outputs.
+        fit_weights: Whether weights of up to 8 bits are fitted as by `calibrate_model`, in the
+            choice and in the resulting model.
         progress: Whether to show a progress bar (only on a terminal).
 
     Returns:
@@ -239,6 +246,7 @@ def allocate_bits(
         calibration=calibration,
         config=config,
         forward_fn=forward_fn,
+        fit_weights=fit_weights,
         progress=progress,
     )
     parts = [
@@ -246,17 +254,32 @@ def allocate_bits(
         for name, gru in trials.grus.items()
         for part in _parts(name, gru, choices, list(groups), given)
     ]
-    problem = _Problem.measured(trials, parts, max(BASE, *choices, *given.values()), progress)
-    return _allocation(problem, limits, test, progress)
+    base = max(BASE, *choices, *given.values())
+    trials.add_base(base)
+    return _allocation(_Problem.measured(trials, parts, base, {}, progress), limits, test, progress)
 
 
 def _allocation(
     problem: _Problem, limits: dict[str, float], test: Any, progress: bool
 ) -> Allocation:
     """Choose widths within limits, and measure them and some of the front."""
-    trials = problem.trials
-    found, predicted = problem.front(limits)
-    at = _chosen(found, predicted, limits.get("sqnr"))
+    trials, start = problem.trials, problem
+    sqnr = limits.get("sqnr")
+    tried = []
+    while True:
+        found, predicted = problem.front(limits)
+        at = _chosen(found, predicted, sqnr)
+        chosen = problem.widths(found, at)
+        problem.set(chosen)
+        measured = decibels(trials.signal, trials.noise())
+        enough = sqnr is None or measured >= sqnr
+        flash = 0.0 if sqnr is None else found.costs[at, 0]
+        tried.append((enough, -flash if enough else 0.0, measured, problem, found, predicted, at))
+        if len(tried) > _ROUNDS or not abs(measured - predicted[at]) > _NEAR:
+            break
+        # what operators cost when the others have these widths, not the widest
+        problem = _Problem.measured(trials, problem.parts, problem.base, chosen, progress)
+    *_, problem, found, predicted, at = max(tried, key=lambda each: each[:3])
     spread = np.unique(np.linspace(0, len(predicted) - 1, _POINTS).round().astype(int)).tolist()
     points = {}
     for i in with_progress(sorted({at, *spread}), "measuring", progress):
@@ -282,7 +305,7 @@ def _allocation(
         len(predicted),
         made,
         limits,
-        problem,
+        start,
     )
 
 
@@ -293,8 +316,8 @@ class _Problem:
     Attributes:
         trials: The model on the data.
         parts: Operators whose widths are chosen together.
-        base: The width of all others while one is measured.
-        least: The error with all operators at the base.
+        base: The widest width.
+        least: The error with the widths around which costs are measured: all the widest at first.
         errors: GRU, operator, width -> what it adds to the error, in all cells at once.
     """
 
@@ -306,13 +329,17 @@ class _Problem:
 
     @classmethod
     def measured(
-        cls, trials: Trials, parts: Sequence[_Part], base: int, progress: bool
+        cls,
+        trials: Trials,
+        parts: Sequence[_Part],
+        base: int,
+        around: Mapping[str, Mapping[str, int]],
+        progress: bool,
     ) -> _Problem:
-        """Measure one operator after the other."""
-        trials.add_base(base)
-        trials.set({}, base)
+        """Measure one operator after the other, the others having the widths `around` or `base`."""
+        trials.set(_places(trials, around), base)
         least = trials.noise()
-        errors = _errors(trials, parts, base, least, progress)
+        errors = _errors(trials, parts, base, around, least, progress)
         return cls(trials, tuple(parts), base, least, errors)
 
     def front(self, limits: Mapping[str, float]) -> tuple[Front, list[float]]:
@@ -453,7 +480,12 @@ def _joined(names: Sequence[str], sets: Iterable[set[str]]) -> list[list[str]]:
 
 
 def _errors(
-    trials: Trials, parts: Sequence[_Part], base: int, least: float, progress: bool
+    trials: Trials,
+    parts: Sequence[_Part],
+    base: int,
+    around: Mapping[str, Mapping[str, int]],
+    least: float,
+    progress: bool,
 ) -> dict[tuple[str, str, int], float]:
     """Return what each operator of a GRU adds to the error at each width: in all cells at once."""
     todo = dict.fromkeys(
@@ -462,12 +494,13 @@ def _errors(
         for choice in part.choices
         for name, bits in zip(part.operators, choice, strict=True)
     )
+    others = _places(trials, around)
     found = {}
     for module, name, bits in with_progress(list(todo), "measuring", progress):
-        if bits == base:
+        if bits == around.get(module, {}).get(name, base):
             found[module, name, bits] = 0.0
             continue
-        trials.set(_places(trials, {module: {name: bits}}), base)
+        trials.set(others | _places(trials, {module: {name: bits}}), base)
         found[module, name, bits] = trials.noise() - least
     return found
 

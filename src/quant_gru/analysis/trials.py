@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,13 @@ from quant_gru.interchange.plan_tensors import suffix_of
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.whole_models.calibrate import collect, reached
 from quant_gru.whole_models.convert import convert_model, find_grus
+from quant_gru.whole_models.fit_weights import (
+    PRODUCTS,
+    Operands,
+    fitted_weight,
+    is_fitted,
+    operands,
+)
 from quant_gru.whole_models.selection import ModelConfig
 
 Forward = Callable[[torch.nn.Module, Any], Any]
@@ -85,6 +92,7 @@ class Trials:
         calibration: Batches that scales are made of; None for `data`.
         config: Kinds of the operators, as for `convert_model`, for a model without QuantGRUs.
         forward_fn: `forward_fn(model, batch)` runs a batch and returns the outputs.
+        fit_weights: Whether weights of few bits are fitted, see `calibrate_model`.
         progress: Whether to show a progress bar (only on a terminal).
 
     Attributes:
@@ -107,6 +115,7 @@ class Trials:
         calibration: Any = None,
         config: ModelConfig = None,
         forward_fn: Forward | None = None,
+        fit_weights: bool = False,
         progress: bool = True,
     ) -> None:
         self.batches = batches_of(data)
@@ -139,6 +148,11 @@ class Trials:
             if gru.config[operator].bitwidth is not None
             and (gru.bias or not operator.startswith("weight.b"))
         )
+        self._weights: _Weights | None = None
+        if fit_weights:
+            _expect_powers_of_two(self.grus.values())
+            found = operands(self.model, self.grus, given, forward_fn, progress)
+            self._weights = _Weights(self.grus, found)
         with torch.no_grad():
             self._real = [self._outputs(batch) for batch in self.batches]
         self.signal = sum(float(each.square().sum()) for found in self._real for each in found)
@@ -179,6 +193,7 @@ class Trials:
             widths: Place -> its width, one of those given to the constructor.
             base: The width of all others: BASE, or what `base_for` gives for a width.
         """
+        self._last = widths, base
         by_cell: dict[Cell, dict[str, int]] = {}
         for place, bits in widths.items():
             by_cell.setdefault(place.cell, {})[place.operator] = bits
@@ -192,6 +207,8 @@ class Trials:
                 for layer in range(gru.num_layers)
             ]
             gru._state.try_scales(scales)
+            if self._weights is not None:
+                self._weights.put(name, scales)
 
     def _cell(self, cell: Cell, widths: Mapping[str, int], base: int) -> QParams:
         whole = self._by_width[cell, base]
@@ -251,17 +268,15 @@ class Trials:
     def noise_on(self, data: Any) -> tuple[float, float]:
         """Return signal and summed squared error of the outputs on other batches."""
         batches = batches_of(data)
-        quantized = {name: gru.use_quantization for name, gru in self.grus.items()}
         signal = noise = 0.0
         with torch.no_grad():
-            for batch in batches:
-                found = self._outputs(batch)
-                self.float_mode()
-                for a, b in zip(self._outputs(batch), found, strict=True):
+            found = [self._outputs(batch) for batch in batches]
+            self.float_mode()
+            for batch, own in zip(batches, found, strict=True):
+                for a, b in zip(self._outputs(batch), own, strict=True):
                     signal += float(a.square().sum())
                     noise += float((a - b).square().sum())
-                for name, on in quantized.items():
-                    self.grus[name].use_quantization = on
+        self.set(*self._last)
         return signal, noise
 
     def metric(self, metric: Callable[[torch.nn.Module], Any]) -> list[float]:
@@ -271,8 +286,10 @@ class Trials:
 
     def float_mode(self) -> None:
         """Compute in floating point until widths are set."""
-        for gru in self.grus.values():
+        for name, gru in self.grus.items():
             gru.use_quantization = False
+            if self._weights is not None:
+                self._weights.put(name, None)
 
     def _outputs(self, batch: Any) -> list[Tensor]:
         found = run_batch(self.model, batch, self._forward)
@@ -282,6 +299,60 @@ class Trials:
                 "Expected the model to give a tensor of floating point, got none; pass forward_fn"
             )
         return tensors
+
+
+class _Weights:
+    """The weights of GRUs, and fitted ones for each width, of which one set is in the GRUs.
+
+    Args:
+        grus: Name -> GRU.
+        found: The moments of their operands.
+    """
+
+    def __init__(self, grus: Mapping[str, QuantGRU], found: Mapping[str, Operands]) -> None:
+        self._grus, self._found = grus, found
+        self._original = {
+            name: [
+                [[each if each is None else each.detach().clone() for each in w] for w in row]
+                for row in gru._weights()
+            ]
+            for name, gru in grus.items()
+        }
+        self._fitted: dict[tuple[tuple[str, int, int, str], int], tuple[Tensor, Tensor]] = {}
+        self._now: dict[tuple[str, int, int, str], int | None] = {}
+
+    @torch.no_grad()
+    def put(self, name: str, scales: Sequence[Sequence[QParams]] | None) -> None:
+        """Give a GRU the weights for its widths; its own ones if `scales` is None."""
+        gru = self._grus[name]
+        for layer, cells in enumerate(gru._weights()):
+            for direction, tensors in enumerate(cells):
+                for operand, weight, at, bias_at in PRODUCTS:
+                    qparams = None if scales is None else scales[layer][direction]
+                    few = qparams is not None and is_fitted(qparams.config, weight)
+                    bits = qparams.config[weight].bitwidth if qparams and few else None
+                    moments = self._found[name].get(((layer, direction), operand))
+                    key = name, layer, direction, weight
+                    if self._now.get(key) == bits or moments is None:
+                        continue
+                    self._now[key] = bits
+                    own = self._original[name][layer][direction]
+                    w, bias = tensors[at], tensors[bias_at]
+                    values, gained = own[at], None
+                    assert w is not None
+                    assert values is not None
+                    if bits is not None:
+                        assert qparams is not None
+                        if (key, bits) not in self._fitted:
+                            self._fitted[key, bits] = fitted_weight(
+                                qparams, values, weight, operand, moments, bias is not None
+                            )
+                        values, gained = self._fitted[key, bits]
+                    w.copy_(values)
+                    if bias is not None:
+                        before = own[bias_at]
+                        assert before is not None
+                        bias.copy_(before if gained is None else before + gained)
 
 
 def batches_of(data: Any) -> list[Any]:
@@ -321,6 +392,15 @@ def _with_width(config: QuantConfig, bits: int) -> QuantConfig:
     return with_widths(
         config, {name: bits for name in OPERATORS if config[name].bitwidth is not None}
     )
+
+
+def _expect_powers_of_two(grus: Iterable[QuantGRU]) -> None:
+    """Raise for free scales: a search would not find those of fitted weights again."""
+    if any(gru.config.scale_kind != "pot" for gru in grus):
+        raise QuantGRUError(
+            "Expected scale_kind to be 'pot' to fit weights while widths are chosen, got 'free'; "
+            "choose without, then calibrate_model(.., fit_weights=True)"
+        )
 
 
 def _at_base(model: torch.nn.Module, config: ModelConfig) -> torch.nn.Module:

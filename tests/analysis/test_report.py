@@ -126,7 +126,7 @@ def test_codes_and_clipped_values(tmp_path):
     found = report(model, DATA, tmp_path / "page.html", progress=False)
     row = next(row for row in found.rows if row.place.operator == "input.x")
     real = DATA.double()
-    beyond = (real < 2.0**-8 * -128.5) | (real > 2.0**-8 * 127.5)
+    beyond = (real < 2.0**-8 * -129) | (real > 2.0**-8 * 128)
     assert row.clipped == pytest.approx(float(beyond.double().mean()), abs=1e-12)
     codes = len((real / 2.0**-8).round().clamp(-128, 127).unique())
     assert row.codes == f"{codes} of 256"

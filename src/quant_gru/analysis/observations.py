@@ -32,7 +32,7 @@ class Seen:
         signal: Summed squares of its float values.
         noise: Summed squared errors.
         count: Number of its values.
-        clipped: How many of them are more than half a step beyond the codes.
+        clipped: How many of them are more than a step beyond the codes.
         low: The smallest value.
         high: The largest value.
         used: Codes that occur; where the gate is not flat, if that matters for this operator.
@@ -194,8 +194,8 @@ def observe(
 
 
 def _beyond(real: Tensor, quantizer: Quantizer) -> int:
-    least = quantizer.scale * (quantizer.lo - quantizer.zero_point - 0.5)
-    most = quantizer.scale * (quantizer.hi - quantizer.zero_point + 0.5)
+    least = quantizer.scale * (quantizer.lo - quantizer.zero_point - 1)
+    most = quantizer.scale * (quantizer.hi - quantizer.zero_point + 1)
     return int(((real < least) | (real > most)).sum())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib.metadata
 import json
 import math
 import os
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru import errors
 from quant_gru.analysis.cell_picture import cell_picture
 from quant_gru.analysis.charts import COLOURS, Line, chart
 from quant_gru.analysis.observations import BARS, Errors, Observer, Seen, observe
@@ -30,6 +30,7 @@ from quant_gru.config import OPERATORS, WEIGHTS
 from quant_gru.config.fields import to_text
 from quant_gru.config.files import write_text
 from quant_gru.config.operators import MEANINGS
+from quant_gru.errors import CalibrationError
 from quant_gru.integer.qparams import QParams
 from quant_gru.interchange.plan_tensors import bytes_of_table, suffix_of
 from quant_gru.modules.gru import QuantGRU
@@ -48,7 +49,7 @@ class Row:
         bits: Its width.
         scale: Its scale; of a weight the smallest and the largest.
         codes: Codes that occur (where the gate is not flat) and all codes; '' for weights.
-        clipped: Share of its values beyond its codes, 0..1; None for weights.
+        clipped: Share of its values more than a step beyond its codes, 0..1; None for weights.
         sqnr: Its own signal over noise in dB.
         share: Its share of the error at the outputs, 0..1.
         remark: What is wrong with its scale; '' if nothing is.
@@ -144,8 +145,8 @@ def report(
         QuantGRUError: The outputs of the reference have other shapes.
 
     Example:
-        >>> print(report(quantized, batches, folder / "report.html"))  # doctest: +ELLIPSIS
-        ...report.html: ... dB at the output
+        >>> print(report(quantized, batches, "page.html"))  # doctest: +ELLIPSIS
+        page.html: ... dB at the output
         ...
     """
     grus = {
@@ -154,7 +155,7 @@ def report(
         if isinstance(gru, QuantGRU) and gru.is_calibrated()
     }
     if not grus:
-        raise errors.CalibrationError(
+        raise CalibrationError(
             f"Expected a model with a calibrated QuantGRU, got none in {type(model).__name__}"
         )
     batches = batches_of(data)
@@ -393,10 +394,8 @@ def _error_by_layer(cells: Sequence[_Cell]) -> str:
 
 
 def _facts() -> dict[str, str]:
-    from quant_gru import __version__
-
     return {
-        "quant-gru": __version__,
+        "quant-gru": importlib.metadata.version("quant-gru"),
         "torch": torch.__version__,
         "python": f"{platform.python_version()} on {platform.machine()}",
         "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

@@ -80,6 +80,9 @@ def tune(
         list[str] | None,
         typer.Option(metavar="NAME,..", help="Operators or patterns of one width; repeatable."),
     ] = None,
+    fit_weights: Annotated[
+        bool, typer.Option("--fit-weights", help="Fit the codes of weights of up to 8 bits.")
+    ] = False,
     output: Annotated[
         str | None,
         typer.Option(
@@ -117,7 +120,15 @@ def tune(
             raise QuantGRUError(f"Expected --widths to be like 4,8,16, got {widths!r}") from None
         found, data, forward_fn = load(model)
         groups = [each.split(",") for each in group or ()]
-        chosen = allocate_bits(found, data, budget, wanted, groups=groups, forward_fn=forward_fn)
+        chosen = allocate_bits(
+            found,
+            data,
+            budget,
+            wanted,
+            groups=groups,
+            forward_fn=forward_fn,
+            fit_weights=fit_weights,
+        )
         typer.echo(chosen.to_json() if json else chosen)
         if output is None:
             return

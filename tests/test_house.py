@@ -33,6 +33,7 @@ PUBLIC = {
     "QuantGRUWarning",
     "Stream",
     "__version__",
+    "allocate_bits",
     "calibrate_model",
     "compare",
     "convert_model",
@@ -52,6 +53,8 @@ PUBLIC = {
     "operator_sqnr",
     "quantize_keras",
     "quantize_onnx",
+    "report",
+    "sensitivity",
 }
 
 ACTNN_PUBLIC = {

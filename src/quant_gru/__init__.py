@@ -11,9 +11,12 @@ from quant_gru.errors import CalibrationError, ConfigError, ParameterError, Quan
 from quant_gru.torch_ops.on_import import register_with_torch
 
 if TYPE_CHECKING:
+    from quant_gru.analysis.allocation import allocate_bits
     from quant_gru.analysis.compare import compare
     from quant_gru.analysis.operator_gain import operator_gain
     from quant_gru.analysis.operator_sqnr import operator_sqnr
+    from quant_gru.analysis.report import report
+    from quant_gru.analysis.sensitivity import sensitivity
     from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
     from quant_gru.model_files.quantize_keras import quantize_keras
     from quant_gru.model_files.quantize_onnx import quantize_onnx
@@ -47,6 +50,7 @@ __all__ = [
     "QuantGRUWarning",
     "Stream",
     "__version__",
+    "allocate_bits",
     "calibrate_model",
     "compare",
     "convert_model",
@@ -66,6 +70,8 @@ __all__ = [
     "operator_sqnr",
     "quantize_keras",
     "quantize_onnx",
+    "report",
+    "sensitivity",
 ]
 
 # The module of each public name that is imported at its first use.
@@ -79,6 +85,7 @@ _HOMES = {
     "QuantGRUCell": "modules.cell",
     "QuantGRUWarning": "config",
     "Stream": "modules.stream",
+    "allocate_bits": "analysis.allocation",
     "calibrate_model": "whole_models.calibrate",
     "compare": "analysis.compare",
     "convert_model": "whole_models.convert",
@@ -98,6 +105,8 @@ _HOMES = {
     "operator_sqnr": "analysis.operator_sqnr",
     "quantize_keras": "model_files.quantize_keras",
     "quantize_onnx": "model_files.quantize_onnx",
+    "report": "analysis.report",
+    "sensitivity": "analysis.sensitivity",
 }
 
 

@@ -29,6 +29,9 @@ COMMANDS = (
     "export",
     "inspect",
     "verify",
+    "report",
+    "tune",
+    "bench",
     "cache",
 )
 

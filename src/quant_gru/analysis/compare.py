@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import time
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from quant_gru.analysis.outputs import named_tensors
 from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
+from quant_gru.analysis.tables import html_table, percent, text_table
 from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
 from quant_gru.errors import CalibrationError, QuantGRUError
 from quant_gru.modules.frozen import FrozenQuantGRU
@@ -76,28 +76,14 @@ class Comparison:
     rows: tuple[Compared, ...]
 
     def __str__(self) -> str:
-        titles, cells = self._table()
-        widths = [max(len(row[i]) for row in (titles, *cells)) for i in range(len(titles))]
-        return "\n".join(
-            "  ".join(
-                text.ljust(width) if i == 0 else text.rjust(width)
-                for i, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in (titles, *cells)
-        )
+        return text_table(*self._table())
 
     def _repr_html_(self) -> str:
         return self.to_html()
 
     def to_html(self) -> str:
         """Return the table in HTML."""
-        titles, cells = self._table()
-
-        def line(tag: str, row: Sequence[str]) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(each)}</{tag}>" for each in row) + "</tr>"
-
-        body = "".join(line("td", row) for row in cells)
-        return f"<table><thead>{line('th', titles)}</thead><tbody>{body}</tbody></table>"
+        return html_table(*self._table())
 
     def to_json(self) -> str:
         """Return all figures as JSON; decibels that are not finite are text."""
@@ -119,10 +105,10 @@ class Comparison:
         for row in self.rows:
             size = row.bytes
             texts = [row.name, *([] if row.metric is None else [f"{row.metric:.4g}"])]
-            texts += [_percent(row.agreement.get(name)) for name in agreed]
+            texts += [percent(row.agreement.get(name)) for name in agreed]
             texts += [text_of(row.sqnr[name]) if name in row.sqnr else "" for name in outputs]
             texts += [f"{size.weights:,}", f"{size.tables:,}", f"{size.files:,}"]
-            texts += [_percent(size.files / max(first.bytes.files, 1)), f"{1000 * row.seconds:.3g}"]
+            texts += [percent(size.files / max(first.bytes.files, 1)), f"{1000 * row.seconds:.3g}"]
             cells.append(texts)
         return titles, cells
 
@@ -267,7 +253,3 @@ def _seconds(
 
 def _of(name: str, names: Sequence[str]) -> str:
     return "" if len(names) == 1 else f" of {name}"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"

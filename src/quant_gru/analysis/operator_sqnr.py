@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
 from quant_gru.integer.plan import update_first
 from quant_gru.integer.qparams import corrected_bias
+from quant_gru.interchange.plan_tensors import suffix_of
 from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU
 
@@ -208,37 +210,81 @@ def _energies(
     gru: QuantGRU, use: ScaleUse, input: Tensor | PackedSequence, hx: Tensor | None
 ) -> Energies:
     """Return the signal and noise energies of each operator of a call, and add to `use`."""
+    found: Energies = {}
+    for trace in traces(gru, input, hx):
+        suffix = suffix_of(trace.layer, trace.direction)
+        use.observe(trace.layer, trace.direction, trace.real)
+        for name in OPERATORS:
+            if name in trace.found:
+                found[name + suffix] = energies(trace.real[name], trace.found[name])
+            elif name in trace.weights:
+                found[name + suffix] = energies(*trace.weights[name])
+    return found
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All operators of a layer and direction in a call, in float and in integers.
+
+    Parts of matmul.Wx and matmul.Rh are in the order of PyTorch, rows of weights in that of the
+    plan: update, reset, candidate.
+
+    Attributes:
+        layer: Index of the layer.
+        direction: 1 for the reverse direction.
+        steps: The number of the step of each row, int64 (P,).
+        real: Operator -> the values of the float GRU, (P, ..), rows of the valid steps.
+        found: Operator -> the values that its codes stand for, of the same shape.
+        codes: Operator -> its codes.
+        weights: Weight or bias -> its values, and those that its codes stand for.
+    """
+
+    layer: int
+    direction: int
+    steps: Tensor
+    real: dict[str, Tensor]
+    found: dict[str, Tensor]
+    codes: dict[str, Tensor]
+    weights: dict[str, tuple[Tensor, Tensor]]
+
+
+def traces(
+    gru: QuantGRU, input: Tensor | PackedSequence, hx: Tensor | None = None
+) -> Iterator[Trace]:
+    """Yield what each layer and direction of a calibrated GRU computes in a call.
+
+    Args:
+        gru: A GRU with scales.
+        input: As for its forward.
+        hx: As for its forward.
+    """
     plan, sequence = gru._plan(), gru._normalize(input, hx)
     x, lengths = sequence.x.detach(), sequence.lengths
     inputs, h0 = border_codes(plan, x, sequence.h0)
     weights = gru._float_weights()
     values = _float_values(x, sequence.h0, lengths, weights)
-    found: Energies = {}
+    steps = torch.arange(x.shape[0], device=x.device)[:, None].expand(x.shape[:2])
     for run in run_codes(plan, inputs, h0, lengths):
-        suffix = f"_l{run.layer}{'_reverse' if run.direction else ''}"
         real, cell = values[run.layer, run.direction], weights[run.layer][run.direction]
         assert gru._state.scales is not None
         qparams = gru._state.scales[run.layer][run.direction]
-        use.observe(run.layer, run.direction, real)
-        codes = cell_codes(run)
-        for name in OPERATORS:
-            if name in ACTIVATIONS and name in codes:
-                quantizers = run.plan.frozen.quantizers
-                quantizer = run.plan.border if name == "input.x" else quantizers[name]
-                quantized = quantizer.dequantize(codes[name])
-                value = real[name]
-                if name in ("matmul.Wx", "matmul.Rh"):
-                    value = update_first(value.T).T
-                found[name + suffix] = energies(value, valid(quantized, lengths))
-            elif name in WEIGHTS:
-                w = (cell.W, cell.R, cell.bw, cell.br)[WEIGHTS.index(name)]
-                if w is not None:
-                    if name == "weight.bw":
-                        w = corrected_bias(qparams, cell.W, w)
-                    s = run.plan.weights.scales[name].to(torch.float64)
-                    s = s[:, None] if w.dim() == 2 else s
-                    found[name + suffix] = energies(update_first(w), codes[name] * s)
-    return found
+        every = cell_codes(run)
+        for name in ("matmul.Wx", "matmul.Rh"):  # the swap of two parts is its own inverse
+            every[name] = update_first(every[name].movedim(-1, 0)).movedim(0, -1)
+        codes = {name: valid(every[name], lengths) for name in ACTIVATIONS if name in every}
+        quantizers = {**run.plan.frozen.quantizers, "input.x": run.plan.border}
+        found = {name: quantizers[name].dequantize(each) for name, each in codes.items()}
+        pairs = {}
+        for name, w in zip(WEIGHTS, (cell.W, cell.R, cell.bw, cell.br), strict=True):
+            if w is None:
+                continue
+            if name == "weight.bw":
+                w = corrected_bias(qparams, cell.W, w)
+            s = run.plan.weights.scales[name].to(torch.float64)
+            s = s[:, None] if w.dim() == 2 else s
+            pairs[name] = update_first(w), every[name] * s
+        at = valid(steps[..., None], lengths)[:, 0]
+        yield Trace(run.layer, run.direction, at, real, found, codes, pairs)
 
 
 def _float_values(

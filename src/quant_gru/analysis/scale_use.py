@@ -96,7 +96,7 @@ class ScaleUse:
         cell = self._cells.setdefault((layer, direction), _Cell())
         cell.steps += len(values["input.x"])
         quantizers = self._scales[layer][direction].quantizers
-        bent = _where_bent(values)
+        bent = where_bent(values)
         for name, each in values.items():
             if name in quantizers:
                 matter = each[bent[name]] if name in bent else each
@@ -159,7 +159,7 @@ def _hook(use: ScaleUse) -> Any:
     return observe
 
 
-def _where_bent(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def where_bent(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return where values enter sigmoid or tanh where it is not flat, for operators before it."""
     r = values["gate.r_pre"].abs() < _FLAT_SIGMOID
     z = values["gate.z_pre"].abs() < _FLAT_SIGMOID

@@ -44,6 +44,17 @@ class CellScales:
         """
         return self._complete(self._each(choose_quantizer))
 
+    def by_itself(self, steps: CellSteps | None) -> QParams:
+        """Return the scales that each operator gets whatever the widths of the others are.
+
+        Args:
+            steps: Steps of the float cell; None for those that the method chooses by itself.
+
+        Raises:
+            CalibrationError: As for `by_range`.
+        """
+        return self._complete(self._each(choose_quantizer) | self._effective(steps))
+
     def by_effect(self, steps: CellSteps, weights: FloatWeights, refine: bool) -> QParams:
         """Return the scales whose effect on the states is least.
 
@@ -58,15 +69,21 @@ class CellScales:
             CalibrationError: As for `by_range`.
         """
         plain = self._each(choose_quantizer)
-        effective = effective_quantizers(steps, self.observers, self.config)
-        if self.config.tie_x_and_h:
-            effective = {name: each for name, each in effective.items() if name not in TIED}
+        effective = self._effective(steps)
         covering = self._each(choose_covering, effective)
         sets = [plain | effective, plain, plain | covering]
         distinct = [each for i, each in enumerate(sets) if each not in sets[:i]]
         judge = Judge(steps, weights, self.config)
         found = best_of((self._complete(each) for each in distinct), judge)
         return refined(found, judge) if refine else found
+
+    def _effective(self, steps: CellSteps | None) -> dict[str, Quantizer]:
+        """Return the quantizers that change the states least, of operators that may have them."""
+        if steps is None:
+            return {}
+        found = effective_quantizers(steps, self.observers, self.config)
+        tied = TIED if self.config.tie_x_and_h else ()
+        return {name: each for name, each in found.items() if name not in tied}
 
     def _each(
         self, choose: Callable[..., Quantizer], names: Container[str] = CALIBRATED

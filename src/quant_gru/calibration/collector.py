@@ -13,7 +13,7 @@ from quant_gru.calibration.float_run import FloatWeights, float_layers
 from quant_gru.calibration.input_mean import MeanObserver
 from quant_gru.calibration.observers import Observer, make_observer
 from quant_gru.calibration.tied import tied_observers
-from quant_gru.calibration.windows import Windows, starts
+from quant_gru.calibration.windows import CellSteps, Windows, starts
 from quant_gru.config import CALIBRATED, QuantConfig
 from quant_gru.errors import CalibrationError
 from quant_gru.integer.qparams import QParams
@@ -123,9 +123,9 @@ class Collector:
                 "Expected the method 'histogram' to refine scales, got one that keeps no data"
             )
         cells = self.cells(config)
-        if self.windows is None or not self.windows.is_enough:
+        steps = self.steps(weights)
+        if steps is None:
             return [[cell.by_range() for cell in layer] for layer in cells]
-        steps = self.windows.run(weights)
         return [
             [
                 cell.by_effect(steps[layer][direction], weights[layer][direction], refine)
@@ -133,6 +133,15 @@ class Collector:
             ]
             for layer, row in enumerate(cells)
         ]
+
+    def steps(self, weights: Weights) -> list[list[CellSteps]] | None:
+        """Return steps of the float cells to judge scales by, [layer][direction], if there are.
+
+        Args:
+            weights: [layer][direction] -> float weights.
+        """
+        usable = self.windows is not None and self.windows.is_enough
+        return self.windows.run(weights) if usable and self.windows is not None else None
 
     def cells(self, config: QuantConfig) -> list[list[CellScales]]:
         """Return the statistics of all layers and directions, with those of tied operators joined.

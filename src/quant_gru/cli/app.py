@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quant_gru import __version__
+from quant_gru.cli.analysis import bench, report, tune
 from quant_gru.cli.frozen_files import export, inspect, verify
-from quant_gru.cli.messages import WRONG, one_line_messages, report
+from quant_gru.cli.messages import WRONG, one_line_messages
+from quant_gru.cli.messages import report as report_error
 from quant_gru.cli.onnx_files import quantize
 from quant_gru.errors import QuantGRUError
 
@@ -193,6 +195,9 @@ def diff(
 
 
 app.command(short_help="Put the GRUs of an ONNX model into integers.")(quantize)
+app.command()(report)
+app.command()(tune)
+app.command()(bench)
 app.command(short_help="Write a frozen GRU as ONNX, C source, encodings or JSON.")(export)
 app.command()(inspect)
 app.command(short_help="Compare ONNX or C source with a frozen GRU, by codes.")(verify)
@@ -235,7 +240,7 @@ def _checked(file: str, operators: bool) -> bool:
         for found in read(file, verbose=True):
             _print(file, found, operators)
     except QuantGRUError as error:
-        report(error)
+        report_error(error)
         return False
     return True
 

@@ -109,6 +109,11 @@ class QuantState:
         return self._collector is not None
 
     @property
+    def collector(self) -> Collector | None:
+        """Statistics that are not yet converted to scales."""
+        return self._collector
+
+    @property
     def shape(self) -> Shape:
         """Layers, directions and sizes of the GRU."""
         return self._shape
@@ -191,6 +196,22 @@ class QuantState:
             self._scales = new
             self.plans.clear()
             self.text = None
+
+    def try_scales(self, scales: Cells) -> None:
+        """Use scales for a time; plans of cells with the same parameters stay as they are."""
+        self._scales = scales
+        self.containers = [cell.quantizers["output.h"].container for cell in self.cells]
+        self.plans.drop_prepared()
+        self.text = None
+
+    def finish(self, scales: Cells) -> None:
+        """Set scales, in place of those that the statistics would become."""
+        self._set_scales(scales)
+
+    def settle_on(self, config: QuantConfig) -> None:
+        """Keep the scales that are tried, which are of this configuration."""
+        self.config = config
+        self.settle()
 
     def settle(self) -> None:
         """Turn scales that followed logarithms into fixed scales, as after a calibration."""

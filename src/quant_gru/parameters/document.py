@@ -278,6 +278,11 @@ def _mean(qparams: QParams) -> MeanParams | None:
     return MeanParams(exp2_inv=exp2_inv, values=values)
 
 
+def bytes_of_table(table: Table) -> int:
+    """Return the bytes of a table in the file of a frozen GRU."""
+    return len(packed.table_columns(_table(table).model_dump()))
+
+
 def _table(table: Table) -> TableParams:
     return TableParams(
         bounds=table.bounds.tolist(),

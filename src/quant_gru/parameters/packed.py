@@ -74,7 +74,7 @@ def pack(document: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     for cell in document["cells"]:
         found: dict[str, Any] = {
             "tables": [
-                tables.setdefault(_table(cell["tables"][name]), len(tables)) for name in FIXED_RANGE
+                tables.setdefault(table_columns(cell["tables"][name]), len(tables)) for name in FIXED_RANGE
             ]
         }
         operators, mean = cell["operators"], cell["input_mean"]
@@ -234,7 +234,7 @@ def _tables(cells: list[_Cell], reader: Reader, where: str) -> list[dict[str, An
     return tables
 
 
-def _table(table: dict[str, Any]) -> bytes:
+def table_columns(table: dict[str, Any]) -> bytes:
     """Return the columns of a table.
 
     They are: the number of segments, the degree, the first bound, `last`,

@@ -1,0 +1,261 @@
+"""Widths chosen by `allocate_bits` against uniform widths, on tasks, published and random models.
+
+    python benchmarks/allocation.py --data FOLDER [--cases NAME ..] [--fit-weights]
+
+For each model: the bytes of weights and tables and the decibels at the outputs with 8 bits (and
+with 4) everywhere; the decibels that `allocate_bits` reaches with as many bytes, predicted and
+measured; and the bytes that it needs for as many decibels. Widths are 4, 8 and 16.
+`on other data` is data that neither calibration nor the choice has seen.
+
+FOLDER holds spoken_digits.npz and tinyshakespeare.txt; `--share 0.1` trains a tenth of the steps.
+`--models FOLDER` keeps what is trained for a further call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import character_model
+import common
+import keyword_spotting
+import sequence_regression
+from real_common import calls_of_grus
+from real_denoiser import Denoiser
+from real_phonemes import Phonemes
+from real_quality import Quality
+from real_streaming_denoiser import StreamingDenoiser
+
+from quant_gru import QuantConfig, allocate_bits, calibrate_model, convert_model
+from quant_gru.analysis.outputs import named_tensors
+from quant_gru.analysis.sizes import sizes_of
+from quant_gru.analysis.sqnr import decibels, energies
+from quant_gru.calibration.batches import run_batch
+from quant_gru.whole_models.convert import find_grus
+
+KEPT: Path | None = None
+Forward = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A float model with data to choose by and data to measure on."""
+
+    model: nn.Module
+    data: list[Any]
+    test: list[Any]
+    forward: Forward | None = None
+
+
+def several(model: nn.Module, batch: Any) -> Any:
+    """Run a model of several inputs."""
+    return model(*batch)
+
+
+def task_case(task: common.Task, steps: int, batch: Callable[[slice], Any]) -> Case:
+    """A model that is trained here."""
+    torch.manual_seed(0)
+    model = task.model()
+    file = None if KEPT is None else KEPT / f"{task.name} {steps}.pt"
+    if file is not None and file.exists():
+        model.load_state_dict(torch.load(file))
+    else:
+        common.fit(model, task, common.Processes(), steps, task.learning_rate, 0)
+        if file is not None:
+            torch.save(model.state_dict(), file)
+    model.eval()
+    return Case(model, [batch(slice(0, 128))], [batch(slice(128, 256))], several)
+
+
+def digits(folder: Path, share: float) -> Case:
+    """Spoken digits."""
+    task = keyword_spotting.KeywordSpotting(folder / "spoken_digits.npz", torch.device("cpu"), 32)
+
+    def batch(which: slice) -> Any:
+        part = task.test.select(torch.arange(task.test_size)[which])
+        return part.features[:, : int(part.lengths.max())], part.lengths
+
+    return task_case(task, round(800 * share), batch)
+
+
+def characters(folder: Path, share: float) -> Case:
+    """Characters."""
+    text = folder / "tinyshakespeare.txt"
+    task = character_model.CharacterModel(text, torch.device("cpu"), 256, 100)
+
+    def batch(which: slice) -> Any:
+        windows = task.train[torch.arange(256)[which] * 1009 % task.train_size, :-1]
+        return (windows[:32],)
+
+    return task_case(task, round(3000 * share), batch)
+
+
+def tanks(folder: Path, share: float) -> Case:
+    """Two tanks."""
+    task = sequence_regression.Tanks(torch.device("cpu"), 32, 200)
+    return task_case(task, round(1000 * share), lambda which: (task.x[task.train_size :][which],))
+
+
+def whole(make: Callable[[], Any]) -> Case:
+    """A published model."""
+    published = make()
+    return Case(published.model, list(published.calibration), list(published.test), several)
+
+
+def part(make: Callable[[], Any], name: str) -> Case:
+    """A GRU of a published model, with the inputs and states that it gets there."""
+    published = make()
+
+    def arguments(inputs: Any) -> list[Any]:
+        return [call.arguments for call in calls_of_grus(published.model, inputs)[name]]
+
+    data, test = arguments(published.calibration), arguments(published.test)
+    return Case(published.model.get_submodule(name), data, test, several)
+
+
+def random_gru(seed: int) -> Case:
+    """A random GRU, with inputs that change slowly."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*values: int) -> int:
+        return values[int(torch.randint(len(values), (1,), generator=generator))]
+
+    torch.manual_seed(seed)
+    C, H, layers = draw(4, 16, 40), draw(16, 32, 64), draw(1, 2)
+    model = nn.GRU(C, H, layers, bidirectional=draw(0, 1) == 1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= draw(1, 2, 4)
+    x = torch.randn(2, 64, 16, C, generator=generator).cumsum(1) / 4
+    return Case(model, [x[0]], [x[1]])
+
+
+CASES: dict[str, Callable[[Path, float], Case]] = {
+    "spoken digits": digits,
+    "characters": characters,
+    "two tanks": tanks,
+    "g2p-en, encoder": lambda folder, share: part(Phonemes, "encoder"),
+    "g2p-en, decoder": lambda folder, share: part(Phonemes, "decoder"),
+    "NSNet2": lambda folder, share: whole(Denoiser),
+    "PLCMOS": lambda folder, share: whole(Quality),
+    "GTCRN": lambda folder, share: whole(StreamingDenoiser),
+    **{
+        f"random {seed}": partial(lambda folder, share, seed: random_gru(seed), seed=seed)
+        for seed in range(10)
+    },
+}
+
+
+@torch.no_grad()
+def measured(case: Case, model: nn.Module, data: list[Any]) -> float:
+    """Signal over noise of the outputs in dB."""
+    signal = noise = 0.0
+    for batch in data:
+        real, found = (
+            [each for _, each in named_tensors(run_batch(m, batch, case.forward))]
+            for m in (case.model, model)
+        )
+        for a, b in zip(real, found, strict=True):
+            more = energies(a, b)
+            signal, noise = signal + more[0], noise + more[1]
+    return decibels(signal, noise)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Uniform widths against the chosen ones."""
+
+    name: str
+    bits: int
+    flash: int
+    uniform: float
+    predicted: float
+    on_data: float
+    chosen: float
+    needed: int
+
+
+def rows(name: str, case: Case, fit_weights: bool) -> Iterator[Row]:
+    """Compare a model at 4 and at 8 bits."""
+    found = None
+    for bits in (4, 8):
+        model = convert_model(case.model, QuantConfig.uniform(bits, is_symmetric=False))
+        calibrate_model(model, case.data, case.forward, progress=False)
+        model.eval()
+        dB, flash = measured(case, model, case.test), sizes_of(find_grus(model).values()).flash
+        if found is None:
+            options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
+            found = allocate_bits(case.model, case.data, {"flash": flash}, **options)
+        best = found.with_budget({"flash": flash}, progress=False)
+        least = found.with_budget({"sqnr": measured(case, model, case.data)}, progress=False)
+        yield Row(
+            name,
+            bits,
+            flash,
+            dB,
+            best.chosen.predicted,
+            best.chosen.measured or math.nan,
+            measured(case, best.model, case.test),
+            least.chosen.sizes.flash,
+        )
+
+
+TITLES = ("model", "bits", "bytes", "uniform dB", "predicted dB", "measured dB", "on other data dB")
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table."""
+    found = [row.name, str(row.bits), f"{row.flash:,}", f"{row.uniform:.1f}"]
+    found += [f"{each:.1f}" for each in (row.predicted, row.on_data, row.chosen)]
+    return [*found, f"{row.needed:,}", f"{row.needed / row.flash - 1:+.0%}"]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data", type=Path, default=Path())
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--models", type=Path, help="folder of models that are trained here")
+    parser.add_argument("--fit-weights", action="store_true", help="fit weights of few bits")
+    parser.add_argument("--share", type=float, default=1.0, help="of the steps of training")
+    options = parser.parse_args()
+    global KEPT
+    KEPT = options.models
+    titles = [*TITLES, "bytes for as many dB", "saved"]
+    print("| " + " | ".join(titles) + " |\n|---|" + "---:|" * (len(titles) - 1))
+    found: list[Row] = []
+    warnings.simplefilter("ignore")
+    started = time.perf_counter()
+    for name in options.cases:
+        for row in rows(name, CASES[name](options.data, options.share), options.fit_weights):
+            found.append(row)
+            print("| " + " | ".join(cells(row)) + " |", flush=True)
+    for bits in (4, 8):
+        own = [row for row in found if row.bits == bits]
+        gains = statistics.fmean(row.chosen - row.uniform for row in own)
+        saved = statistics.fmean(1 - row.needed / row.flash for row in own)
+        off = [abs(row.predicted - row.on_data) for row in own]
+        print(
+            f"{bits} bits: {gains:+.1f} dB with as many bytes on average; {saved:.0%} fewer bytes "
+            f"for as many dB; predicted within {max(off):.1f} dB of measured, "
+            f"{statistics.fmean(off):.1f} on average"
+        )
+    print(f"{time.perf_counter() - started:.0f} s, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()

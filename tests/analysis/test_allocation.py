@@ -1,0 +1,273 @@
+"""Widths under a budget: exact, with what they take and what they cost."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quant_gru import (
+    ConfigError,
+    QuantConfig,
+    QuantGRUError,
+    allocate_bits,
+    calibrate_model,
+    convert_model,
+)
+from quant_gru.analysis.fronts import Block, front, undominated
+from quant_gru.analysis.sizes import code_bytes, sizes_of
+from quant_gru.config import OPERATORS
+from quant_gru.interchange.plan_tensors import table_bytes
+from quant_gru.whole_models.convert import find_grus
+
+DATA = torch.randn(40, 6, 5, generator=torch.Generator().manual_seed(1))
+
+
+def small_gru(**options):
+    torch.manual_seed(0)
+    return torch.nn.GRU(5, 8, **options)
+
+
+def decibels(model, quantized, x):
+    with torch.no_grad():
+        pairs = [(a.double(), b.double()) for a, b in zip(model(x), quantized(x), strict=True)]
+    signal = sum(float(a.square().sum()) for a, _ in pairs)
+    return 10 * math.log10(signal / sum(float((a - b).square().sum()) for a, b in pairs))
+
+
+@pytest.fixture(scope="module")
+def allocation():
+    return allocate_bits(small_gru(), DATA, {"flash": 800}, progress=False)
+
+
+# --- the front
+
+
+blocks = st.lists(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(-2, 9)), min_size=1, max_size=4
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(blocks, st.integers(1, 2), st.integers(0, 40))
+@settings(max_examples=300, deadline=None)
+def test_the_front_has_the_best_of_all_combinations(choices, costs, limit):
+    given_blocks = [
+        Block(
+            np.array([each[:costs] for each in block], dtype=float),
+            np.array([each[2] for each in block], dtype=float),
+        )
+        for block in choices
+    ]
+    every = [
+        (*(sum(each[k] for each in picked) for k in range(costs)), sum(e[2] for e in picked))
+        for picked in itertools.product(*choices)
+    ]
+    within = [each for each in every if all(cost <= limit for cost in each[:-1])]
+    names = ["flash", "state"][:costs]
+    if not within:
+        with pytest.raises(QuantGRUError, match="Expected a budget that some widths meet"):
+            front(given_blocks, [limit] * costs, names)
+        return
+    found = front(given_blocks, [limit] * costs, names)
+    best = {
+        a
+        for a in within
+        if not any(b != a and all(x <= y for x, y in zip(b, a, strict=True)) for b in within)
+    }
+    rows = [
+        (*cost, error)
+        for cost, error in zip(found.costs.tolist(), found.errors.tolist(), strict=True)
+    ]
+    assert len(rows) == len(set(rows))
+    assert set(rows) == best
+    for row, picked in zip(rows, found.choices.tolist(), strict=True):
+        parts = [block[i] for block, i in zip(choices, picked, strict=True)]
+        assert row == (*(sum(e[k] for e in parts) for k in range(costs)), sum(e[2] for e in parts))
+
+
+@pytest.mark.parametrize("costs", [1, 2, 3])
+def test_undominated_rows(costs):
+    values = np.random.default_rng(0).integers(0, 12, (200, costs + 1)).astype(float)
+    found = undominated(values[:, :costs], values[:, costs])
+    unique = {tuple(row) for row in values.tolist()}
+    best = {a for a in unique if not any(b != a and all(np.less_equal(b, a)) for b in unique)}
+    assert sorted(map(tuple, values[found].tolist())) == sorted(best)
+
+
+# --- sizes
+
+
+def test_codes_of_few_bits_share_bytes():
+    assert [code_bytes(9, bits) for bits in (1, 2, 3, 4, 5, 8, 9, 16, 17)] == [
+        2, 3, 9, 5, 9, 9, 18, 18, 36,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}])
+def test_sizes_are_those_of_the_plan(options):
+    gru = calibrate_model(convert_model(small_gru(**options), "int8"), [DATA], progress=False)
+    sizes = sizes_of([gru])
+    numbers = sum(each.numel() for each in small_gru(**options).parameters())
+    cells = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+    assert sizes.flash == numbers + table_bytes(gru._plan())
+    assert (sizes.numbers, sizes.bits, sizes.average_bits) == (numbers, 8 * numbers, 8.0)
+    assert sizes.state == 8 * cells
+    inputs = sum(
+        gru._plan().cells[layer][d].input_size
+        for layer in range(gru.num_layers)
+        for d in range(cells // gru.num_layers)
+    )
+    assert sizes.activations == inputs + cells * (1 + 3 + 3 + 9) * 8
+
+
+# --- the choice
+
+
+def test_the_budget_is_kept_and_what_is_said_is_so(allocation):
+    gru, chosen = small_gru(), allocation.chosen
+    assert chosen.sizes.flash <= 800
+    assert sizes_of(find_grus(allocation.model).values()) == chosen.sizes
+    assert decibels(gru, allocation.model, DATA) == pytest.approx(chosen.measured, abs=1e-9)
+    assert abs(chosen.predicted - chosen.measured) < 1
+    widths = {name: allocation.config[name].bitwidth for name in OPERATORS}
+    assert {"": widths} == chosen.widths
+    own = calibrate_model(convert_model(gru, allocation.config), [DATA], progress=False)
+    assert sizes_of([own]) == chosen.sizes
+    assert abs(decibels(gru, own, DATA) - chosen.measured) < 1
+
+
+def test_it_is_better_than_uniform_widths_of_as_many_bytes(allocation):
+    uniform = convert_model(small_gru(), QuantConfig.uniform(8, is_symmetric=False))
+    calibrate_model(uniform, [DATA], progress=False)
+    found = allocation.with_budget({"flash": sizes_of([uniform]).flash}, progress=False)
+    assert found.chosen.measured > decibels(small_gru(), uniform, DATA) + 4
+
+
+def test_no_widths_have_less_predicted_error():
+    """All widths of a few operators, one after the other."""
+    fixed = {
+        name: 8 for name in OPERATORS if not name.startswith(("weight.W", "weight.R", "gate.r"))
+    }
+    found = allocate_bits(small_gru(), DATA, 1 << 20, fixed=fixed, progress=False)
+    problem = found._problem
+    every = [
+        dict(zip(("weight.W", "weight.R", "gate.r_pre", "gate.r_out"), bits, strict=True))
+        for bits in itertools.product((4, 8, 16), repeat=4)
+    ]
+    least = min(
+        problem.least + sum(problem.errors["", name, bits] for name, bits in (fixed | each).items())
+        for each in every
+    )
+    signal = problem.trials.signal
+    assert found.chosen.predicted == pytest.approx(10 * math.log10(signal / least), abs=1e-9)
+
+
+def test_an_error_as_budget_takes_the_fewest_bytes(allocation):
+    found = allocation.with_budget({"sqnr": 25}, progress=False)
+    assert found.chosen.predicted >= 25
+    below = [each for each in found.front if each.sizes.flash < found.chosen.sizes.flash]
+    assert all(each.predicted < 25 for each in below)
+
+
+@pytest.mark.parametrize(
+    ("budget", "size"),
+    [
+        ({"state": 8}, lambda sizes: sizes.state),
+        ({"activations": 150}, lambda sizes: sizes.activations),
+        ({"bits": 6}, lambda sizes: sizes.average_bits),
+    ],
+)
+def test_other_budgets(allocation, budget, size):
+    ((_, most),) = budget.items()
+    found = allocation.with_budget({**budget, "flash": 3000}, progress=False)
+    assert size(found.chosen.sizes) <= most
+    assert found.chosen.sizes.flash <= 3000
+
+
+def test_groups_and_fixed_operators():
+    found = allocate_bits(
+        small_gru(),
+        DATA,
+        {"flash": 1000},
+        groups=["gate.*", ["W", "R"]],
+        fixed={"x": 8, "op.*": 4},
+        progress=False,
+    )
+    (widths,) = found.chosen.widths.values()
+    assert len({bits for name, bits in widths.items() if name.startswith("gate.")}) == 1
+    assert widths["weight.W"] == widths["weight.R"]
+    assert widths["input.x"] == 8
+    assert {bits for name, bits in widths.items() if name.startswith("op.")} == {4}
+
+
+def test_tied_operators_share_a_width():
+    config = QuantConfig.int8().replace_globals(tie_x_and_h=True)
+    found = allocate_bits(small_gru(), DATA, {"state": 8}, config=config, progress=False)
+    (widths,) = found.chosen.widths.values()
+    assert widths["input.x"] == widths["output.h"]
+
+
+def test_several_grus_get_a_configuration_each():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    model.first, model.last = torch.nn.GRU(5, 8), torch.nn.GRU(8, 4)
+    run = lambda m, x: m.last(m.first(x)[0])[0]  # noqa: E731
+    found = allocate_bits(model, DATA, 1500, forward_fn=run, progress=False)
+    assert set(found.config) == {"first", "last"}
+    own = calibrate_model(convert_model(model, found.config), [DATA], run, progress=False)
+    assert sizes_of(find_grus(own).values()) == found.chosen.sizes
+
+
+def test_measured_on_other_data():
+    other = torch.randn(40, 6, 5, generator=torch.Generator().manual_seed(2))
+    found = allocate_bits(small_gru(), DATA, 800, test=other, progress=False)
+    assert decibels(small_gru(), found.model, other) == pytest.approx(
+        found.chosen.measured, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"budget": {}}, "Expected a budget of flash"),
+        ({"budget": {"flesh": 1}}, "did you mean 'flash'"),
+        ({"budget": {"flash": "1 kB"}}, "Expected a budget to be a number, got '1 kB'"),
+        ({"budget": math.nan}, "Expected a budget to be a number, got nan"),
+        ({"budget": 100}, "the least of each is flash"),
+        ({"budget": {"sqnr": 200}}, "Expected widths that reach 200 dB"),
+        ({"budget": 800, "widths": ()}, "Expected widths to choose from"),
+    ],
+)
+def test_bad_budgets(options, text):
+    with pytest.raises(QuantGRUError, match=text):
+        allocate_bits(small_gru(), DATA, progress=False, **options)
+
+
+def test_bad_names():
+    with pytest.raises(
+        ConfigError, match=r"Expected a pattern that fits an operator, got 'gates\.\*'"
+    ):
+        allocate_bits(small_gru(), DATA, 800, groups=["gates.*"], progress=False)
+    with pytest.raises(ConfigError, match="Expected one width for the operators of a group"):
+        allocate_bits(
+            small_gru(), DATA, 800, groups=[["W", "R"]], fixed={"W": 4, "R": 8}, progress=False
+        )
+
+
+def test_forms_of_the_result(allocation):
+    text = str(allocation)
+    assert "no other widths have less predicted error within the budget" in text
+    assert text.count("\n") > 17 + len(allocation.front)
+    document = json.loads(allocation.to_json())
+    assert document["chosen"]["widths"] == allocation.chosen.widths
+    assert document["chosen"]["sizes"]["flash"] == allocation.chosen.sizes.flash
+    assert "<svg" in allocation._repr_html_()
+    assert allocation.to_svg().count("<circle") == len(allocation.front) + 1

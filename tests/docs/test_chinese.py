@@ -81,11 +81,14 @@ def test_sections_have_the_same_figures_and_names(page):
     """Though not as often; figures that are words in English may be digits in Chinese."""
     english, chinese = map(prose, pages(page))
     assert len(chinese) == len(english)
+    differing = []
     for (title, theirs), (_, ours) in zip(english, chinese, strict=True):
         words = {WORDS[word] for word in re.findall(r"[a-z]+", theirs.lower()) if word in WORDS}
-        missing = set(facts(theirs)) - set(facts(ours))
-        extra = set(facts(ours)) - set(facts(theirs)) - words
-        assert (missing, extra) == (set(), set()), f"{page}, the section of {title!r}"
+        missing = sorted(set(facts(theirs)) - set(facts(ours)))
+        extra = sorted(set(facts(ours)) - set(facts(theirs)) - words)
+        if missing or extra:
+            differing.append(f"{title}: {page} lacks {missing}, and has {extra} alone")
+    assert not differing, "\n".join(differing)
 
 
 @pytest.mark.parametrize("page", [*MIRRORS, *sorted(ALONE)])

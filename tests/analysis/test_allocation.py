@@ -135,7 +135,7 @@ def test_the_budget_is_kept_and_what_is_said_is_so(allocation):
     gru, chosen = small_gru(), allocation.chosen
     assert chosen.sizes.flash <= 800
     assert sizes_of(find_grus(allocation.model).values()) == chosen.sizes
-    assert decibels(gru, allocation.model, DATA) == pytest.approx(chosen.measured, abs=1e-9)
+    assert decibels(gru, allocation.model, DATA) == pytest.approx(chosen.measured, abs=1e-5)
     assert abs(chosen.predicted - chosen.measured) < 1
     widths = {name: allocation.config[name].bitwidth for name in OPERATORS}
     assert {"": widths} == chosen.widths
@@ -230,7 +230,7 @@ def test_measured_on_other_data():
     other = torch.randn(40, 6, 5, generator=torch.Generator().manual_seed(2))
     found = allocate_bits(small_gru(), DATA, 800, test=other, progress=False)
     assert decibels(small_gru(), found.model, other) == pytest.approx(
-        found.chosen.measured, abs=1e-9
+        found.chosen.measured, abs=1e-5
     )
 
 

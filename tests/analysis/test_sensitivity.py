@@ -46,6 +46,14 @@ def noise_of(model, quantized):
     return sum(float((a - b).square().sum()) for a, b in pairs)
 
 
+def assert_same(found, expected):
+    """Sums of floats differ in their last digits between calls and numbers of threads."""
+    assert [(c.place, c.bits) for c in found.costs] == [(c.place, c.bits) for c in expected.costs]
+    assert [c.noise for c in found.costs] == pytest.approx(
+        [c.noise for c in expected.costs], rel=1e-4
+    )
+
+
 def test_every_operator_of_every_cell_is_measured():
     found = sensitivity(tagger(), BATCHES, widths=(8, 4), progress=False)
     assert found.widths == (4, 8)
@@ -66,7 +74,7 @@ def test_a_cost_is_what_a_model_with_this_width_measures():
         base = noise_of(model, trials.model)
         trials.set({place: 6})
         noise = noise_of(model, trials.model)
-        assert found[place, 6].noise == pytest.approx(noise - base, rel=1e-9)
+        assert found[place, 6].noise == pytest.approx(noise - base, rel=1e-4)
         gru = trials.grus[place.module]
         bits = {
             (layer, direction, name): cell.config[name].bitwidth
@@ -187,7 +195,7 @@ def test_it_goes_on_from_a_file(tmp_path, monkeypatch):
     noise = Trials.noise
     monkeypatch.setattr(Trials, "noise", lambda self: runs.append(1) or noise(self))
     again = sensitivity(model, BATCHES, widths=(4, 8), file=path, progress=False)
-    assert again == whole
+    assert_same(again, whole)
     assert len(runs) == len(lines) - 20
     runs.clear()
     assert sensitivity(model, BATCHES, widths=(8,), file=path, progress=False).widths == (8,)
@@ -220,14 +228,14 @@ def _process(rank, count, folder, expected):
     Trials.noise = lambda self: measured.append(1) or noise(self)
     try:
         found = sensitivity(tagger(), BATCHES, widths=(8,), file=f"{folder}/costs", progress=False)
-        assert found.to_json() == expected
+        assert_same(found, expected)
         assert len(measured) in (32, 33)  # of 64 operators and one base
     finally:
         torch.distributed.destroy_process_group()
 
 
 def test_processes_share_the_work(tmp_path):
-    expected = sensitivity(tagger(), BATCHES, widths=(8,), progress=False).to_json()
+    expected = sensitivity(tagger(), BATCHES, widths=(8,), progress=False)
     torch.multiprocessing.spawn(_process, (2, str(tmp_path), expected), nprocs=2)
     assert {path.name for path in tmp_path.iterdir()} >= {"costs", "costs.1"}
 

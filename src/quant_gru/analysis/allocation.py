@@ -128,10 +128,10 @@ class Allocation:
 
     def to_html(self) -> str:
         """Return the tables, and the front as a picture, in HTML."""
-        first, *_ = str(self).split("\n", 1)
+        head = str(self).split("\n")[:3]
         return "\n".join(
             (
-                f"<p>{html.escape(first)}</p>",
+                *(f"<p>{html.escape(line)}</p>" for line in head),
                 html_table(*_width_table(self.chosen.widths)),
                 html_table(*self._front_table()),
                 self.to_svg(),

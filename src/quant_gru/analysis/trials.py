@@ -17,7 +17,7 @@ from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import OPERATORS, QuantConfig
 from quant_gru.errors import CalibrationError, QuantGRUError
 from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, make_qparams
-from quant_gru.integer.tables import Table, build_table
+from quant_gru.integer.tables import Table
 from quant_gru.interchange.plan_tensors import suffix_of
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.whole_models.calibrate import collect, reached
@@ -244,14 +244,8 @@ class Trials:
         out = place.operator
         key = (place.cell, out, pre_bits, out_bits)
         if key not in self._tables:
-            pre = self._by_width[place.cell, pre_bits].quantizers[PRE_ACTIVATION[out]]
-            scales = self._by_width[place.cell, out_bits]
-            function = "tanh" if out == "gate.g_out" else "sigmoid"
-            config = scales.config
-            quantizer = scales.quantizers[out]
-            self._tables[key] = build_table(
-                function, pre, quantizer, config.activation, config.segments
-            )
+            widths = {PRE_ACTIVATION[out]: pre_bits, out: out_bits}
+            self._tables[key] = self._cell(place.cell, widths, BASE).tables[out]
         return self._tables[key]
 
     # --- runs

@@ -28,8 +28,8 @@ from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
 from quant_gru.config.operators import suggest
 from quant_gru.errors import ConfigError, QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.integer.qparams import PRE_ACTIVATION
-from quant_gru.parameters.document import bytes_of_table
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.parameters.document import bytes_of_table
 from quant_gru.whole_models.convert import find_grus
 from quant_gru.whole_models.selection import ModelConfig
 

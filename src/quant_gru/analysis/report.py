@@ -33,8 +33,8 @@ from quant_gru.config.operators import MEANINGS
 from quant_gru.errors import CalibrationError
 from quant_gru.integer.qparams import QParams
 from quant_gru.interchange.plan_tensors import suffix_of
-from quant_gru.parameters.document import bytes_of_table
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.parameters.document import bytes_of_table
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 _TICKS = 64  # codes of a grid that are drawn one by one

@@ -8,8 +8,8 @@ from dataclasses import astuple, dataclass
 from quant_gru.config import QuantConfig
 from quant_gru.integer.quantizer import code_limits, container_dtype
 from quant_gru.integer.tables import Table
-from quant_gru.parameters.document import bytes_of_table
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.parameters.document import bytes_of_table
 
 # Widths of which several codes share a byte.
 _SHARED = (1, 2, 4)

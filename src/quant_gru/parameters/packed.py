@@ -74,7 +74,8 @@ def pack(document: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     for cell in document["cells"]:
         found: dict[str, Any] = {
             "tables": [
-                tables.setdefault(table_columns(cell["tables"][name]), len(tables)) for name in FIXED_RANGE
+                tables.setdefault(table_columns(cell["tables"][name]), len(tables))
+                for name in FIXED_RANGE
             ]
         }
         operators, mean = cell["operators"], cell["input_mean"]

@@ -1,7 +1,6 @@
 """Every exporter and reader keeps the rule of rounding, or refuses a rule that it cannot say."""
 
 import json
-import math
 
 import pytest
 import torch
@@ -133,4 +132,3 @@ def test_streams_and_live_weights(rule):
         fresh.load_state_dict(gru.state_dict())
         assert torch.equal(found, fresh(x)[0])
     assert not torch.equal(found, y)
-    assert math.isfinite(float(found.sum()))

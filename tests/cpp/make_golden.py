@@ -6,12 +6,12 @@ r"""Write golden files for the C++ library: random frozen GRUs, their inputs and
 size in bytes and padded to words: the number of cases; then for each case the bytes of the file of
 the GRU, T, N, and the arrays x, h0, lengths, y, h_n. Arrays that are absent have no bytes. Layouts
 are those of the module. Values are float32, lengths int64. With --model, a small GRU of two layers
-is saved, too. `cpp/tests/packed.bin` was made by
+is saved, too. `packed.bin` and `gru.qgru` of `cpp/tests` were made by
 
-    python tests/cpp/make_golden.py cpp/tests/packed.bin --plans 150 --largest 2800
+    cd cpp/tests && python ../../tests/cpp/make_golden.py packed.bin --plans 150 --largest 2800 \
+        --model gru.qgru
 
-`golden.bin` and `gru.qgru` there have frozen files of version 1, which this program no longer
-writes.
+`golden.bin` has frozen files of version 1, which this program no longer writes.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 sys.path.append(str(Path(__file__).parents[1] / "interchange"))
 
-from random_grus import KINDS, random_codes, random_gru
+from random_grus import KINDS, first_version, random_codes, random_gru
 
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 
@@ -153,6 +153,12 @@ def main() -> None:
     write(args.path, cases)
     if args.model is not None:
         frozen_gru(4, 6, layers=2).save(args.model)
+
+
+__all__ = [
+    "KINDS", "Case", "first_version", "frozen_gru", "random_case", "random_input", "run", "saved",
+    "words", "write",
+]  # fmt: skip
 
 
 if __name__ == "__main__":

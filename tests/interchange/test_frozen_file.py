@@ -14,13 +14,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_grus import KINDS, random_codes, random_gru
+from random_grus import KINDS, first_version, random_codes, random_gru
 from safetensors.torch import load_file, save_file
 
 from quant_gru import FrozenQuantGRU, ParameterError, QuantConfig, QuantGRU
 from quant_gru.config import FUSIBLE, OPERATORS
 from quant_gru.execution.frozen_plan import BUFFERS
-from quant_gru.interchange.frozen_file import with_metadata
 from quant_gru.interchange.plan_tensors import derived_tensors, sums_of_cell
 from quant_gru.parameters.columns import column
 from quant_gru.parameters.packed import pack
@@ -183,18 +182,6 @@ def test_wrong_integers(saved, name, value, message):
     with pytest.raises(ParameterError) as error:
         FrozenQuantGRU.load(saved)
     assert message in str(error.value)
-
-
-def first_version(gru: FrozenQuantGRU) -> bytes:
-    """The file of version 1."""
-    tensors = {name: each for name, each in gru.state_dict().items() if name != "plan"}
-    metadata = {
-        "format": "quant-gru-frozen",
-        "version": "1",
-        "batch_first": json.dumps(gru.batch_first),
-        "document": json.dumps(gru._document()),
-    }
-    return with_metadata({**tensors, **derived_tensors(gru._plan())}, metadata)
 
 
 @pytest.mark.parametrize("kind", KINDS)

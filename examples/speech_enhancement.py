@@ -9,7 +9,7 @@ integers. Test speakers are not in the training set, and test noise is new. The 
 
 Columns: the mean gain in SI-SDR over all test clips, over those with babble and over those with
 coloured noise; the gain less that of the float model trained for as long, clip by clip, with its
-standard error; bytes of the GRU's weights and biases.
+standard error; bytes of the GRU's frozen file.
 """
 
 from __future__ import annotations

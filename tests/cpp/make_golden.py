@@ -6,12 +6,12 @@ r"""Write golden files for the C++ library: random frozen GRUs, their inputs and
 size in bytes and padded to words: the number of cases; then for each case the bytes of the file of
 the GRU, T, N, and the arrays x, h0, lengths, y, h_n. Arrays that are absent have no bytes. Layouts
 are those of the module. Values are float32, lengths int64. With --model, a small GRU of two layers
-is saved, too. `cpp/tests/packed.bin` was made by
+is saved, too. `packed.bin` and `gru.qgru` of `cpp/tests` were made by
 
-    python tests/cpp/make_golden.py cpp/tests/packed.bin --plans 150 --largest 2800
+    cd cpp/tests && python ../../tests/cpp/make_golden.py packed.bin --plans 150 --largest 2800 \
+        --model gru.qgru
 
-`golden.bin` and `gru.qgru` there have frozen files of version 1, which this program no longer
-writes.
+`golden.bin` has frozen files of version 1, which this program no longer writes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 sys.path.append(str(Path(__file__).parents[1] / "interchange"))
 
-from random_grus import KINDS, random_codes, random_gru
+from random_grus import KINDS, first_version, random_codes, random_gru
 
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 
@@ -155,6 +155,12 @@ def main() -> None:
     write(args.path, cases)
     if args.model is not None:
         frozen_gru(4, 6, layers=2).save(args.model)
+
+
+__all__ = [
+    "KINDS", "Case", "first_version", "frozen_gru", "random_case", "random_input", "run", "saved",
+    "words", "write",
+]  # fmt: skip
 
 
 if __name__ == "__main__":

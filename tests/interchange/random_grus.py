@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from torch import Tensor
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights, stack
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.interchange.frozen_file import with_metadata
+from quant_gru.interchange.plan_tensors import derived_tensors
 from quant_gru.parameters.document import to_document
 from quant_gru.parameters.schema import Shape
 
@@ -148,4 +151,16 @@ def with_weights(bits: int, base: str, C: int, H: int, extreme: bool = False) ->
     return gru.freeze()
 
 
-__all__ = ["KINDS", "random_codes", "random_gru", "with_weights"]
+def first_version(gru: FrozenQuantGRU) -> bytes:
+    """The file of version 1."""
+    tensors = {name: each for name, each in gru.state_dict().items() if name != "plan"}
+    metadata = {
+        "format": "quant-gru-frozen",
+        "version": "1",
+        "batch_first": json.dumps(gru.batch_first),
+        "document": json.dumps(gru._document()),
+    }
+    return with_metadata({**tensors, **derived_tensors(gru._plan())}, metadata)
+
+
+__all__ = ["KINDS", "first_version", "random_codes", "random_gru", "with_weights"]

@@ -7,19 +7,19 @@ import os
 import random
 import struct
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_grus import KINDS, random_codes, random_gru
+from random_grus import KINDS, first_version, random_codes, random_gru
 from safetensors.torch import load_file, save_file
 
 from quant_gru import FrozenQuantGRU, ParameterError, QuantConfig, QuantGRU
 from quant_gru.config import FUSIBLE, OPERATORS
 from quant_gru.execution.frozen_plan import BUFFERS
-from quant_gru.interchange.frozen_file import with_metadata
 from quant_gru.interchange.plan_tensors import derived_tensors, sums_of_cell
 from quant_gru.parameters.columns import column
 from quant_gru.parameters.packed import pack
@@ -184,18 +184,6 @@ def test_wrong_integers(saved, name, value, message):
     assert message in str(error.value)
 
 
-def first_version(gru: FrozenQuantGRU) -> bytes:
-    """The file of version 1."""
-    tensors = {name: each for name, each in gru.state_dict().items() if name != "plan"}
-    metadata = {
-        "format": "quant-gru-frozen",
-        "version": "1",
-        "batch_first": json.dumps(gru.batch_first),
-        "document": json.dumps(gru._document()),
-    }
-    return with_metadata({**tensors, **derived_tensors(gru._plan())}, metadata)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_of_the_first_version(kind, tmp_path):
     """They give the module that files of this version give."""
@@ -270,7 +258,7 @@ def test_files_of_live_grus(config, layers, both, seed):
 
 
 def test_a_file_that_an_older_library_wrote(tmp_path):
-    path = Path(__file__).parents[2] / "cpp/tests/gru.qgru"
+    path = Path(__file__).parent / "version_1.qgru"
     assert parts(path)[1]["version"] == "1"
     old = FrozenQuantGRU.load(path)
     old.save(tmp_path / "gru.safetensors")
@@ -278,6 +266,51 @@ def test_a_file_that_an_older_library_wrote(tmp_path):
     assert (tmp_path / "gru.safetensors").stat().st_size < path.stat().st_size / 4
     x = torch.randn(7, 3, old.shape.input_size)
     assert all(map(torch.equal, old(x), new(x)))
+
+
+def golden(path: Path) -> Iterator[tuple[bytes, int, int, list[bytes]]]:
+    """The cases of a file of tests/cpp/make_golden.py: a frozen file, T, N, and five arrays."""
+    raw, at = path.read_bytes(), 8
+
+    def word() -> int:
+        nonlocal at
+        at += 8
+        return int.from_bytes(raw[at - 8 : at], "little")
+
+    def array() -> bytes:
+        nonlocal at
+        size = word()
+        found = raw[at : at + size]
+        at += size + -size % 8
+        return found
+
+    for _ in range(int.from_bytes(raw[:8], "little")):
+        yield array(), word(), word(), [array() for _ in range(5)]
+
+
+@pytest.mark.parametrize("name", ["golden.bin", "packed.bin"])
+def test_results_of_files_that_were_written_before(name, tmp_path):
+    """Those of golden.bin have version 1, those of packed.bin version 2."""
+    cases = 0
+    for raw, T, N, (x, h0, lengths, y, h_n) in golden(
+        Path(__file__).parents[2] / "cpp/tests" / name
+    ):
+        (tmp_path / "gru").write_bytes(raw)
+        assert parts(tmp_path / "gru")[1]["version"] == ("1" if name == "golden.bin" else "2")
+        gru = FrozenQuantGRU.load(tmp_path / "gru")
+        if lengths:
+            continue
+        size = (N, T, -1) if gru.batch_first else (T, N, -1)
+        values = torch.frombuffer(bytearray(x), dtype=torch.float32).reshape(size)
+        states = torch.frombuffer(bytearray(h0), dtype=torch.float32) if h0 else None
+        cells = gru.shape.num_layers * gru.shape.directions
+        found = gru(values, states if states is None else states.reshape(cells, N, -1))
+        for mine, its in zip(found, (y, h_n), strict=True):
+            wanted = torch.frombuffer(bytearray(its), dtype=torch.float32).reshape(mine.shape)
+            assert torch.equal(mine.nan_to_num(7), wanted.nan_to_num(7))
+            assert torch.equal(mine.isnan(), wanted.isnan())
+        cases += 1
+    assert cases > 5
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from projection_blocks import (
     weight_stationary,
 )
 from random_plans import random_case
+from recurrence_layouts import launch_of
 
 
 def plan_of(config, C, H, scale):
@@ -183,7 +184,7 @@ def test_weights_stay_where_many_rows_pass():
             weight_stationary(hopper, numbers, planner.make_shape(H, 1, 1, 1, 8), 100, 128) is None
         )
     made, share = STATIONARY[1].launch(256, 12800, 256, 132, Epilogue(1))
-    _, grid = planner.launch_of(made)
+    _, grid = launch_of(made)
     assert share % 8 == grid.blocks[0] % 4 == 0
     assert grid.blocks[0] <= 132
     assert (grid.blocks[0] // 4 - 1) * 3 * share < 12800 <= grid.blocks[0] // 4 * 3 * share

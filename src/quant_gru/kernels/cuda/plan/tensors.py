@@ -188,11 +188,6 @@ class Numbers:
         return self._widths[1]
 
     @property
-    def padded_C(self) -> int:
-        """Padded number of input features in `gemm`."""
-        return _padded(self.C)
-
-    @property
     def x_planes(self) -> int:
         """Bytes of a code of x inside a kernel."""
         return planes_of(self.x.bits)
@@ -201,11 +196,6 @@ class Numbers:
     def long_sums(self) -> bool:
         """Whether sums of two planes of x exceed int32 too often for kernels that require int32."""
         return self.x_planes == 2 and self.C > _LONG
-
-    @property
-    def W_planes(self) -> int:
-        """Bytes of a code of W."""
-        return planes_of(self._widths[0])
 
     @property
     def added(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from kernel_runtime.cuda.launch import Grid, Kernel
+from kernel_runtime.cuda.launch import Grid
 from quant_gru.errors import QuantGRUError
 from quant_gru.kernels import _native
 from quant_gru.kernels._native import Form, Shape, make_shape, possible_shapes, time_of
@@ -43,12 +43,6 @@ def our_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise QuantGRUError(str(error)) from None
-
-
-def launch_of(made: _native.NativeLaunch) -> tuple[Kernel, Grid]:
-    """Return a launch of native code: its kernel and grid."""
-    source, function, macros, grid = made
-    return Kernel.of(source, function, macros), grid_of(grid)
 
 
 def grid_of(made: _native.NativeGrid) -> Grid:

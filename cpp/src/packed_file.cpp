@@ -179,8 +179,8 @@ class Expander {
             const std::string &name = found->string(key);
             const auto at = std::find(std::begin(kRoundings), std::end(kRoundings), name);
             if (at == std::end(kRoundings))
-                throw FileError(std::string("Expected ") + key + " to be a rule of rounding, got '" +
-                                name.substr(0, 80) + "'");
+                throw FileError(std::string("Expected ") + key +
+                                " to be a rule of rounding, got '" + name.substr(0, 80) + "'");
             return static_cast<int64_t>(at - std::begin(kRoundings));
         };
         rules_[0] = rule("rounding", QG_HALF_EVEN);

@@ -85,8 +85,8 @@ Table table_of(const TableNumbers &n, const QuantizerNumbers &pre, int rule) {
     return t;
 }
 
-Matrix matrix_of(const MatrixNumbers &n, const QuantizerNumbers &given,
-                 const QuantizerNumbers &out, int rule) {
+Matrix matrix_of(const MatrixNumbers &n, const QuantizerNumbers &given, const QuantizerNumbers &out,
+                 int rule) {
     const QuantizerNumbers operand = given.inner();
     Matrix m;
     m.codes = n.codes;
@@ -138,7 +138,8 @@ void find_exactness(const CellNumbers &n, const Products &products, LayerPlan &p
     // One-term sums of any tier are exact in float64: it rounds v * M once if |v| < 2^53.
     // Other rules than ties to even add a half to a sum, and none rounds twice.
     const bool even = n.rounding == QG_HALF_EVEN, single = n.rounding != QG_DOUBLE;
-    plan.narrow = single && (even || k <= 52) && widest <= kNarrowBits && none_e && sums < power(52) && product < power(53);
+    plan.narrow = single && (even || k <= 52) && widest <= kNarrowBits && none_e &&
+                  sums < power(52) && product < power(53);
     // float32 is exact for two-term sums of tier a, products below 2^24 and 24-bit multipliers.
     plan.float32 = plan.narrow && (even || k <= 24) && all_a && product < power(24) &&
                    n.W.weight_bits + n.x.bits <= 16 && n.R.weight_bits + n.h.bits <= 16;
@@ -198,10 +199,10 @@ LayerPlan layer_plan(const CellNumbers &n) {
     cell.h_new = sum_of(n.sums.h, n.h, tier_of(n.sums.h, {old_contrib, new_contrib}), n.rounding);
     cell.zoneout = sum_of(n.sums.zoneout, n.h, tier_of(n.sums.zoneout, {h, h}), n.rounding);
     cell.rRh = product_sum(n.sums.rRh, n.rRh, n.r.bits + n.Rh.bits, products.rRh, n.rounding);
-    cell.old_contrib =
-        product_sum(n.sums.old_contrib, n.old_contrib, n.z.bits + n.h.bits, products.old_contrib, n.rounding);
-    cell.new_contrib =
-        product_sum(n.sums.new_contrib, n.new_contrib, n.z.bits + n.g.bits, products.new_contrib, n.rounding);
+    cell.old_contrib = product_sum(n.sums.old_contrib, n.old_contrib, n.z.bits + n.h.bits,
+                                   products.old_contrib, n.rounding);
+    cell.new_contrib = product_sum(n.sums.new_contrib, n.new_contrib, n.z.bits + n.g.bits,
+                                   products.new_contrib, n.rounding);
     cell.z = table_of(n.tables.z, n.z_pre, n.rounding);
     cell.r = table_of(n.tables.r, n.r_pre, n.rounding);
     cell.g = table_of(n.tables.g, n.g_pre, n.rounding);

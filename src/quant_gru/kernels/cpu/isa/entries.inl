@@ -4,6 +4,8 @@
 namespace {
 
 #include "cpu/isa/rules.inl"
+
+// This file uses rules.inl.
 #include "cpu/isa/gates.inl"
 
 // These files use gates.inl.

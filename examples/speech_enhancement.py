@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,7 +30,6 @@ from sound_output import write_spectrograms, write_wav
 from torch import Tensor, nn
 
 from quant_gru import QuantConfig, QuantGRU, calibrate_model, convert_model
-from quant_gru.demo.comparison import weight_bytes
 from quant_gru.demo.errors import DataError
 from quant_gru.demo.output import OutputFolder
 
@@ -168,10 +168,18 @@ class Test:
         gain = self.gains[name] = si_sdr(model(self.noisy), self.clean) - self.before
         against, size = "", sum(4 * p.numel() for p in model.gru.parameters())
         if isinstance(model.gru, QuantGRU):
-            change, size = gain - self.gains[BASELINE], weight_bytes(model.gru)
+            change, size = gain - self.gains[BASELINE], file_bytes(model.gru)
             against = f"{change.mean():+.2f} ± {change.std() / len(gain) ** 0.5:.2f}"
         means = (f"{part.mean():.2f}" for part in (gain, gain[0::2], gain[1::2]))
         self.table.add_row(name, *means, against, f"{size:,}")
+
+
+def file_bytes(gru: QuantGRU) -> int:
+    """Return the bytes of the file of a frozen GRU."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "gru.safetensors"
+        gru.freeze().save(path)
+        return path.stat().st_size
 
 
 def enhance(voices: Voices, options: argparse.Namespace, folder: Path, console: Console) -> None:

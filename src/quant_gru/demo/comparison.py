@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from quant_gru import QuantConfig, QuantGRU, calibrate_model, convert_model, operator_sqnr
+from quant_gru import (
+    QuantConfig,
+    QuantGRU,
+    calibrate_model,
+    compare,
+    convert_model,
+    operator_sqnr,
+)
 from quant_gru.demo.data import Sequences
 from quant_gru.demo.model import SequenceClassifier
 from quant_gru.demo.training import predict
@@ -17,6 +24,7 @@ from quant_gru.demo.training import predict
 CALIBRATION_SEQUENCES = 1024
 CALIBRATION_BATCHES = 8
 SQNR_SEQUENCES = 256
+BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -78,40 +86,38 @@ def quantize(
     return quantized
 
 
-def float_row(model: SequenceClassifier, data: Sequences) -> tuple[Row, Tensor]:
-    """Return the row of the float classifier, and its predicted classes, int64 (N,)."""
-    predicted = predict(model, data)
-    size = sum(4 * p.numel() for p in model.gru.parameters())
-    return Row("float", _share(predicted, data.labels), 1.0, size), predicted
+def rows_of(
+    model: SequenceClassifier, quantized: Mapping[str, SequenceClassifier], data: Sequences
+) -> list[Row]:
+    """Return the rows of the float classifier and of its quantized versions, on `data`."""
 
+    def accuracy(version: torch.nn.Module) -> float:
+        return (predict(version, data) == data.labels).double().mean().item()
 
-def quantized_row(
-    name: str, model: SequenceClassifier, data: Sequences, float_predicted: Tensor
-) -> Row:
-    """Return the row of a quantized classifier, evaluated on `data`."""
-    predicted = predict(model, data)
-    return Row(
-        name,
-        accuracy=_share(predicted, data.labels),
-        agreement=_share(predicted, float_predicted),
-        weight_bytes=weight_bytes(quantized_gru(model)),
-        sqnr=_sqnr(quantized_gru(model), data.spread(SQNR_SEQUENCES)),
-    )
+    def forward(version: torch.nn.Module, batch: Sequences) -> Tensor:
+        scores: Tensor = version(batch.features, batch.lengths)
+        return scores
+
+    batches = data.batches(BATCH_SIZE)
+    found = compare(model, quantized, batches, accuracy, forward_fn=forward, progress=False)
+    return [
+        Row(
+            each.name,
+            accuracy=each.metric or 0.0,
+            agreement=each.agreement.get("output", 1.0),
+            weight_bytes=each.bytes.files,
+            sqnr=_sqnr(quantized_gru(quantized[each.name]), data.spread(SQNR_SEQUENCES))
+            if each.name in quantized
+            else {},
+        )
+        for each in found.rows
+    ]
 
 
 def quantized_gru(model: SequenceClassifier) -> QuantGRU:
     """Return the GRU of a converted classifier."""
     assert isinstance(model.gru, QuantGRU)
     return model.gru
-
-
-def weight_bytes(gru: QuantGRU) -> int:
-    """Return the bytes of a calibrated GRU's frozen file."""
-    return sum(part.bytes for part in gru.freeze()._parts())
-
-
-def _share(left: Tensor, right: Tensor) -> float:
-    return (left == right).double().mean().item()
 
 
 def _sqnr(gru: QuantGRU, data: Sequences) -> dict[str, float]:

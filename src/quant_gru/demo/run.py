@@ -15,9 +15,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from quant_gru.demo.comparison import (
     CALIBRATION_BATCHES,
     Row,
-    float_row,
     quantize,
-    quantized_row,
+    rows_of,
     variants,
 )
 from quant_gru.demo.data import Task, digits_task
@@ -77,14 +76,12 @@ def _run(options: DemoOptions, console: Console) -> list[Row]:
     _print_facts(console, task, options)
 
     model = _train(task, options, epochs, console)
-    first, float_predicted = float_row(model, task.test)
-    rows = [first]
+    versions = {}
     for name, config in variants().items():
         with _progress(console, f"Calibrating {name}", CALIBRATION_BATCHES) as advance:
-            quantized = quantize(model, config, task.train, on_batch=advance)
-        rows.append(quantized_row(name, quantized, task.test, float_predicted))
-        if name == "int8":
-            folder.save(quantized)
+            versions[name] = quantize(model, config, task.train, on_batch=advance)
+    folder.save(versions["int8"])
+    rows = rows_of(model, versions, task.test)
 
     console.print(results_table(rows))
     console.print(LEGEND)

@@ -87,7 +87,10 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_examples(name: str, names: dict[str, Any]) -> None:
     example = EXAMPLES[name].examples
     gru = QuantGRU(8, 16)
-    name = name.rpartition(".")[2]
+    package, _, name = name.rpartition(".")
+    own = f"{package.partition('.')[0]}."
+    # both packages have a report
+    names |= {key.removeprefix(own): each for key, each in PUBLIC.items() if key.startswith(own)}
     if name == "from_keras":
         W, R = gru.weight_ih_l0.detach().numpy().T, gru.weight_hh_l0.detach().numpy().T
         layer = SimpleNamespace(get_weights=lambda: [W, R])

@@ -195,11 +195,11 @@ def diff(
 
 
 app.command(short_help="Put the GRUs of an ONNX model into integers.")(quantize)
-app.command()(report)
+app.command(short_help="Write a page that shows where precision goes.")(report)
 app.command()(tune)
-app.command()(bench)
+app.command(short_help="Time a GRU here: float, dynamic int8, and integers.")(bench)
 app.command(short_help="Write a frozen GRU as ONNX, C source, encodings or JSON.")(export)
-app.command()(inspect)
+app.command(short_help="Print operators, widths, scales and bytes of a file.")(inspect)
 app.command(short_help="Compare ONNX or C source with a frozen GRU, by codes.")(verify)
 
 

@@ -21,7 +21,7 @@ from quant_gru import (
 from quant_gru.analysis.fronts import Block, front, undominated
 from quant_gru.analysis.sizes import code_bytes, sizes_of
 from quant_gru.config import OPERATORS
-from quant_gru.interchange.plan_tensors import table_bytes
+from quant_gru.parameters.document import bytes_of_table
 from quant_gru.whole_models.convert import find_grus
 
 DATA = torch.randn(40, 6, 5, generator=torch.Generator().manual_seed(1))
@@ -117,7 +117,9 @@ def test_sizes_are_those_of_the_plan(options):
     sizes = sizes_of([gru])
     numbers = sum(each.numel() for each in small_gru(**options).parameters())
     cells = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
-    assert sizes.flash == numbers + table_bytes(gru._plan())
+    plans = [cell for layer in gru._plan().cells for cell in layer]
+    tables = [table for cell in plans for table in cell.frozen.tables.values()]
+    assert sizes.flash == numbers + sum(map(bytes_of_table, tables))
     assert (sizes.numbers, sizes.bits, sizes.average_bits) == (numbers, 8 * numbers, 8.0)
     assert sizes.state == 8 * cells
     inputs = sum(

@@ -19,6 +19,8 @@ from quant_gru.calibration.fitted_weights import fitted_rows
 from quant_gru.integer.qparams import weight_scales
 from quant_gru.whole_models.fit_weights import operands
 
+pytestmark = pytest.mark.slow
+
 GENERATOR = torch.Generator().manual_seed(1)
 # inputs that depend on each other, far from zero
 MIX = torch.randn(3, 9, generator=GENERATOR)

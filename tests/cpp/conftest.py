@@ -47,3 +47,10 @@ def small_parts(access: Access) -> Iterator[None]:
     access.native.set_thread_price(ctypes.c_double(1e-9))
     yield
     access.native.set_thread_price(ctypes.c_double(1))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of these tests need the library, which takes minutes to build."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.slow)

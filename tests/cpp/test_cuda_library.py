@@ -144,10 +144,14 @@ def test_a_folder_that_others_can_write_is_not_used(
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_small_kernels_compile(nvrtc: CudaAccess, arch: str) -> None:
     products = ("projection/byte_product", "projection/int_mm")
-    for source in ("boundary/rows", "boundary/wide_border", *products):
+    for source in ("boundary/rows", *products):
         assert int(nvrtc.compile_kernel(source, words(PLAIN), arch)) > 0
     few, step = {**PLAIN, "WIDE": 1}, {**PLAIN, "REAL": "float"}
-    for source, macros in (("projection/reals_few_rows", few), ("recurrence/per_step", step)):
+    kernels = [("projection/reals_few_rows", few), ("recurrence/per_step", step)]
+    for rules in ((0, 0), (1, 1), (2, 3), (3, 2), (4, 1)):
+        macros = {**PLAIN, "QG_RULE": rules[0], "QG_INPUT_RULE": rules[1]}
+        kernels.append(("boundary/wide_border", macros))
+    for source, macros in kernels:
         assert int(nvrtc.compile_kernel(source, words(macros), arch)) > 0
 
 

@@ -35,7 +35,10 @@ from backward_cases import (
 from host_machine import COMPILER
 from random_plans import random_case
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+]
 ALL = Wanted(h=True)
 
 

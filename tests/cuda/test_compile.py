@@ -123,8 +123,9 @@ def variants(arch):
         yield f"weights/{name}", PLAIN
     yield "boundary/random_events", {}
     yield "weights/contents", {}
-    yield "recurrence/wide_integers", {"QG_WORDS": 1, **BYTES.products}
-    yield "recurrence/wide_integers", {"QG_WORDS": 1, **FORMS["zoneout"].products}
+    for rule in range(5):
+        form = FORMS["zoneout"] if rule % 2 else BYTES
+        yield "recurrence/wide_integers", {"QG_WORDS": 1, "QG_RULE": rule, **form.products}
     yield "recurrence/per_step", {"REAL": "double", "QG_WORDS": 0, **FORMS["zoneout"].products}
     for real in ("float", "double"):
         yield (

@@ -32,7 +32,10 @@ from host_machine import COMPILER
 from projection_blocks import keep_few_weights
 from random_plans import random_case
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+]
 
 # kind, first seed, seeds, blocks, split, spread, rows
 SWEEP = [

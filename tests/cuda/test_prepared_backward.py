@@ -36,7 +36,10 @@ from host_machine import COMPILER
 from random_stacks import random_stack
 from stub_cublas import Cublas, multiplying
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+]
 
 C, H = 5, 16
 DEEP = {"num_layers": 2, "bidirectional": True}

@@ -22,7 +22,10 @@ from bits import assert_same_bits
 from host_machine import COMPILER
 from stub_cublas import Cublas, multiplying
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+]
 
 C, H = 5, 16
 nan = float("nan")

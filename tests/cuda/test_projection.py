@@ -28,6 +28,8 @@ from projection_blocks import (
 from random_plans import random_case
 from recurrence_layouts import launch_of
 
+pytestmark = pytest.mark.slow
+
 
 def plan_of(config, C, H, scale):
     torch.manual_seed(C)

@@ -38,7 +38,10 @@ from projection_blocks import (
 )
 from test_projection import UNSIGNED, WIDE, by_unit, in_one, plan_of
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+]
 nan, inf = float("nan"), float("inf")
 NARROW = QuantConfig.int8().replace("matmul.Wx", bitwidth=7)
 

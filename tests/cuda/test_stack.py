@@ -22,7 +22,10 @@ from bits import assert_same_bits
 from gpu_pairs import of_random_ranges
 from host_machine import COMPILER, Host
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+]
 
 C, H = 5, 20
 nan = float("nan")

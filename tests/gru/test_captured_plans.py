@@ -11,6 +11,8 @@ from quant_gru.execution import frozen_plan, plan_cache, prepared_call
 from quant_gru.kernels.cuda.machine import refuse_in_capture
 from quant_gru.kernels.cuda.plan import tensors
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def capture(monkeypatch):

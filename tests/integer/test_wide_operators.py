@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.config import ACTIVATIONS, FUSIBLE, WEIGHTS
 
+pytestmark = pytest.mark.slow
+
 I, H, T, B = 16, 32, 12, 12  # noqa: E741
 TOLERANCE = 0.3  # dB
 

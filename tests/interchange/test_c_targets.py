@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from random_grus import KINDS, random_gru, with_weights
 
+pytestmark = pytest.mark.slow
+
 CORTEX = Path(__file__).parents[2] / "benchmarks" / "cortex_m"
 PLANS = int(os.environ.get("QUANT_GRU_PLANS", "1"))
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-pedantic"]

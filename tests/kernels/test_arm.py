@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent / "arm"))
 from layer_program import KERNELS, SOURCES, Job, as_real, check, exact_flags, expected, packed_job
 from random_plans import random_case
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("ziglang", reason="needs ziglang, to compile for Arm")
 Machine = pytest.importorskip("machine", reason="needs unicorn, to emulate Arm").Machine
 

@@ -15,6 +15,8 @@ from quant_gru.kernels.cpu import executor
 sys.path.insert(0, str(Path(__file__).parent))
 from random_plans import random_case
 
+pytestmark = pytest.mark.slow
+
 NATIVE = executor.choices()[:-1]
 RULES = [rule for rule in ROUNDINGS if rule != "half_even"]
 SWEEP = {"w8a8": 120, "w8a16": 80, "w16a16": 60, "mixed": 60, "wide": 30}

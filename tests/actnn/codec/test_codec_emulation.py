@@ -13,6 +13,8 @@ from actnn.errors import ActNNError
 from kernel_runtime.cuda import compiler
 from kernel_runtime.cuda.launch import Kernel
 
+pytestmark = pytest.mark.slow
+
 emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 # dtype, bits, group, elements, stochastic: tiles of all dtypes, all packings, the general path

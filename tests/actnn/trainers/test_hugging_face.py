@@ -11,6 +11,7 @@ from trainer_packages import package
 import actnn
 
 pytestmark = [  # what these packages warn of is theirs
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error::actnn.ActNNWarning"),
 ]

@@ -101,7 +101,7 @@ endfunction()
 
 # Compiles a target of `add_quant_gru_core` with AddressSanitizer and UndefinedBehaviorSanitizer. `tiles` is a header that
 # emulates the tiles of AMX. Variants that this processor cannot run are compiled without sanitizers, which saves minutes.
-# So is avx512_vbmi, because avx512_vnni covers most of its code.
+# So are avx512_vbmi and avx_vnni, because avx512_vnni and avx2 cover most of their code.
 set(QUANT_GRU_SANITIZE_FLAGS -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
                              -fno-omit-frame-pointer -g -O1)
 function(sanitize_quant_gru_core target tiles)
@@ -111,7 +111,7 @@ function(sanitize_quant_gru_core target tiles)
   endif()
   file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
   foreach(name avx2 avx_vnni avx512_vnni avx512_vbmi amx_int8)
-    if(name STREQUAL avx512_vbmi OR NOT "${flags} " MATCHES " ${name} ")
+    if(name MATCHES "^(avx512_vbmi|avx_vnni)$" OR NOT "${flags} " MATCHES " ${name} ")
       set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/isa/${name}.cpp APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all
                    -g0)
     endif()

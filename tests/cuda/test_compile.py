@@ -25,7 +25,10 @@ from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
 from quant_gru.kernels.cuda.recurrence import planner
 
-pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not compiler.available(), reason="needs NVRTC"),
+]
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True), powers=True)

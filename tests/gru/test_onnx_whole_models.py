@@ -15,6 +15,8 @@ from quant_gru import (
     freeze_model,
 )
 
+pytestmark = pytest.mark.slow
+
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 ort = pytest.importorskip("onnxruntime")

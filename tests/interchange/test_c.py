@@ -21,6 +21,8 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.c.numbers import Sum, in_words, sum_of
 from quant_gru.interchange.c.short_tables import short_table
 
+pytestmark = pytest.mark.slow
+
 GCC = shutil.which("gcc")
 PLANS = int(os.environ.get("QUANT_GRU_PLANS", "3"))  # of each kind
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-pedantic"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.analysis.outputs import named_tensors
+from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
 from quant_gru.analysis.tables import html_table, percent, text_table
 from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
@@ -222,10 +222,7 @@ def _frozen(module: torch.nn.Module) -> FrozenQuantGRU | None:
 def _outputs(value: Any) -> dict[str, Tensor]:
     """Return the floating-point tensors in the output of a model, by name."""
     found = dict(named_tensors(value))
-    if not found:
-        raise QuantGRUError(
-            "Expected the model to give a tensor of floating point, got none; pass forward_fn"
-        )
+    expect_tensors(found)
     return found
 
 

@@ -14,10 +14,11 @@ from quant_gru.analysis.operator_sqnr import Trace, traces
 from quant_gru.analysis.scale_use import ScaleUse, where_bent
 from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.analysis.trials import Forward, Place
-from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
+from quant_gru.calibration.batches import run_batch, with_progress
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.whole_models.observed import observed_in_float
 
 # Values of an operator that its histogram is made of, and its bars.
 _KEPT = 1 << 16
@@ -175,21 +176,9 @@ def observe(
         progress: Whether to show a progress bar (only on a terminal).
     """
     found = {name: Observer(name, gru) for name, gru in grus.items()}
-    quantized = [(gru, gru.use_quantization) for gru in grus.values()]
-    hooks = [
-        gru.register_forward_pre_hook(found[name], with_kwargs=True) for name, gru in grus.items()
-    ]
-    try:
-        for gru in grus.values():
-            gru.use_quantization = False
-        with eval_mode(model), torch.no_grad():
-            for batch in with_progress(batches, "observing", progress):
-                run_batch(model, batch, forward_fn)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for gru, on in quantized:
-            gru.use_quantization = on
+    with observed_in_float(model, grus, found):
+        for batch in with_progress(batches, "observing", progress):
+            run_batch(model, batch, forward_fn)
     return found
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru.analysis.outputs import named_tensors
+from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.analysis.scale_use import Remark, lines_of, texts, watched, worst_first
 from quant_gru.calibration.batches import run_batch, with_progress
 from quant_gru.config import FUSIBLE, OPERATORS
-from quant_gru.errors import CalibrationError, QuantGRUError
+from quant_gru.errors import CalibrationError
 from quant_gru.modules.gru import QuantGRU
 
 _SHOWN = 15
@@ -211,10 +211,7 @@ def _measure(
             for batch in batches
             for _, tensor in named_tensors(run_batch(model, batch, forward_fn))
         ]
-        if not found:
-            raise QuantGRUError(
-                "Expected the model to give a tensor of floating point, got none; pass a metric"
-            )
+        expect_tensors(found, "pass a metric")
         return found
 
     for gru in grus.values():

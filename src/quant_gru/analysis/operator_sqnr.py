@@ -24,6 +24,8 @@ from quant_gru.integer.qparams import corrected_bias
 from quant_gru.interchange.plan_tensors import suffix_of
 from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.whole_models.convert import find_grus
+from quant_gru.whole_models.observed import observed_in_float
 
 Energies = dict[str, tuple[float, float]]
 Run = Callable[[torch.nn.Module, Any], Any]
@@ -111,40 +113,24 @@ def operator_sqnr(
     return OperatorSQNR({name: decibels(*each) for name, each in found.items()}, texts(remarks))
 
 
-@torch.no_grad()
 def _of_model(
     model: torch.nn.Module,
     data: Iterable[Any],
     forward_fn: Run | None,
 ) -> tuple[Energies, dict[str, Remark]]:
     """Return the energies of all GRUs of a model, summed over batches, and remarks on scales."""
-    grus = {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}
+    grus = find_grus(model)
     if not grus:
         raise CalibrationError(
             f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}"
         )
     calls = {name: _Calls(gru) for name, gru in grus.items()}
     batches = [data] if isinstance(data, (Tensor, PackedSequence, Mapping)) else data
-    modes = [(module, module.training) for module in model.modules()]
-    quantized = [(gru, gru.use_quantization) for gru in grus.values()]
-    hooks = [
-        gru.register_forward_pre_hook(calls[name], with_kwargs=True) for name, gru in grus.items()
-    ]
-    try:
-        model.eval()
-        for gru in grus.values():
-            gru.use_quantization = False
+    with observed_in_float(model, grus, calls):
         for batch in batches:
             run_batch(model, batch, forward_fn)
         for each in calls.values():
             each.finish()
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for gru, on in quantized:
-            gru.use_quantization = on
-        for module, training in modes:
-            module.training = training
     found = {
         f"{name}.{operator}": energy
         for name, each in calls.items()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru.errors import QuantGRUError
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -27,3 +29,19 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, (tuple, list)):
         for index, each in enumerate(value):
             yield from named_tensors(each, f"{name or 'output'}[{index}]")
+
+
+def expect_tensors(found: Collection[Any], instead: str = "pass forward_fn") -> None:
+    """Raise if a model has given no tensor of floating point.
+
+    Args:
+        found: What `named_tensors` yielded.
+        instead: What the caller can do, for the message.
+
+    Raises:
+        QuantGRUError: `found` is empty.
+    """
+    if not found:
+        raise QuantGRUError(
+            f"Expected the model to give a tensor of floating point, got none; {instead}"
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.analysis.outputs import named_tensors
+from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.analysis.trials import BASE, Forward, Place, base_for, with_widths
 from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
 from quant_gru.config import OPERATORS
@@ -65,10 +65,7 @@ def shares(
             for batch in batches
             for _, tensor in named_tensors(run_batch(of, batch, forward_fn))
         ]
-        if not found:
-            raise QuantGRUError(
-                "Expected the model to give a tensor of floating point, got none; pass forward_fn"
-            )
+        expect_tensors(found)
         return found
 
     def difference(real: Sequence[Tensor], found: Sequence[Tensor]) -> float:

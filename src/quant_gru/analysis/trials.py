@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru.analysis.outputs import named_tensors
+from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.calibration.batches import run_batch
 from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import OPERATORS, QuantConfig
@@ -288,10 +288,7 @@ class Trials:
     def _outputs(self, batch: Any) -> list[Tensor]:
         found = run_batch(self.model, batch, self._forward)
         tensors = [each.double() for _, each in named_tensors(found)]
-        if not tensors:
-            raise QuantGRUError(
-                "Expected the model to give a tensor of floating point, got none; pass forward_fn"
-            )
+        expect_tensors(tensors)
         return tensors
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
+from quant_gru.calibration.batches import run_batch, with_progress
 from quant_gru.calibration.fitted_weights import fitted_rows
 from quant_gru.calibration.float_run import float_layers, valid
 from quant_gru.config import QuantConfig
@@ -18,6 +18,7 @@ from quant_gru.integer.cell import states_before
 from quant_gru.integer.qparams import QParams, weight_scales
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.modules.quantization_state import in_several_processes
+from quant_gru.whole_models.observed import Hook, observed_in_float
 
 # Codes of more bits are fine enough.
 MOST_BITS = 8
@@ -64,29 +65,17 @@ def operands(
         progress: Whether to show a progress bar (only on a terminal).
     """
     found: dict[str, Operands] = {name: {} for name in grus}
-    quantized = [(gru, gru.use_quantization) for gru in grus.values()]
-    hooks = [
-        gru.register_forward_pre_hook(_hook(found[name]), with_kwargs=True)
-        for name, gru in grus.items()
-    ]
-    try:
-        for gru in grus.values():
-            gru.use_quantization = False
-        with eval_mode(model), torch.no_grad():
-            for batch in with_progress(batches, "fitting weights", progress):
-                run_batch(model, batch, forward_fn)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for gru, on in quantized:
-            gru.use_quantization = on
+    hooks = {name: _hook(each) for name, each in found.items()}
+    with observed_in_float(model, grus, hooks):
+        for batch in with_progress(batches, "fitting weights", progress):
+            run_batch(model, batch, forward_fn)
     if in_several_processes():
         for name, gru in grus.items():
             _all_reduce(found[name], gru)
     return found
 
 
-def _hook(found: Operands) -> Any:
+def _hook(found: Operands) -> Hook:
     def observe(gru: QuantGRU, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
         sequence = gru._normalize(given["input"], given.get("hx"))

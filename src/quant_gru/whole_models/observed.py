@@ -1,0 +1,42 @@
+"""A model in float mode, whose GRUs are observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from quant_gru.calibration.batches import eval_mode
+from quant_gru.modules.gru import QuantGRU
+
+Hook = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+"""A forward pre-hook of a GRU: hook(gru, args, kwargs)."""
+
+
+@contextmanager
+def observed_in_float(
+    model: torch.nn.Module, grus: Mapping[str, QuantGRU], hooks: Mapping[str, Hook]
+) -> Iterator[None]:
+    """Put a model into eval and float mode without gradients, and restore it, also after errors.
+
+    Args:
+        model: A model.
+        grus: Name -> a GRU of it.
+        hooks: Name -> what is called with the arguments of each call of that GRU.
+    """
+    quantized = [(gru, gru.use_quantization) for gru in grus.values()]
+    handles = [
+        gru.register_forward_pre_hook(hooks[name], with_kwargs=True) for name, gru in grus.items()
+    ]
+    try:
+        for gru in grus.values():
+            gru.use_quantization = False
+        with eval_mode(model), torch.no_grad():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for gru, on in quantized:
+            gru.use_quantization = on

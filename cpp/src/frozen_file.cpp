@@ -9,6 +9,7 @@
 
 #include "number_rules.hpp"
 #include "packed_file.hpp"
+#include "rounding_names.hpp"
 #include "safetensors.hpp"
 
 namespace quant_gru {
@@ -96,15 +97,11 @@ class CellReader {
     CellReader(Tensors &tensors, std::string suffix, FrozenCell &cell)
         : tensors_(tensors), suffix_(std::move(suffix)), cell_(cell), n_(cell.numbers) {}
 
-    void read(int64_t H, int64_t C, const std::array<int, 2> &weight_bits, bool is_first) {
+    void read(int64_t H, int64_t C, const std::array<int, 2> &weight_bits,
+              const std::array<int, 2> &rules, bool is_first) {
         n_.H = static_cast<int>(H);
-        if (tensors_.has("rounding" + suffix_)) {
-            const auto rules = integers("rounding", {2});
-            check_range({rules[0]}, QG_HALF_EVEN, QG_DOUBLE, "'rounding" + suffix_ + "'");
-            check_range({rules[1]}, QG_HALF_EVEN, QG_FLOOR, "'rounding" + suffix_ + "'");
-            n_.rounding = static_cast<int>(rules[0]);
-            n_.rounding_input = static_cast<int>(rules[1]);
-        }
+        n_.rounding = rules[0];
+        n_.rounding_input = rules[1];
         read_quantizers(is_first);
         const auto numbers = integers("cell", {3});
         n_.one = numbers[0];
@@ -288,6 +285,24 @@ std::array<int, 2> weight_bits(const Json &cell) {
     return {bits("weight.W"), bits("weight.R")};
 }
 
+// The rule of sums, and that of real values: without one it is the same, or half away from zero
+// beside the two steps. Settings of files that know no rules have none.
+std::array<int, 2> rules_of(const Json &document) {
+    const Json &settings = document.at("config").at("GRU_config").at("default_config");
+    const auto rule = [&settings](const std::string &key, int otherwise, int last) {
+        const Json *found = settings.find(key);
+        if (!found || found->is_null()) return otherwise;
+        const std::string &name = found->string(key);
+        for (int i = 0; i <= last; ++i)
+            if (name == kRoundings[i]) return i;
+        throw FileError("Expected " + key + " to be a rule of rounding, got '" +
+                        name.substr(0, 80) + "'");
+    };
+    const int sums = rule("rounding", QG_HALF_EVEN, QG_DOUBLE);
+    const int same = sums == QG_DOUBLE ? QG_HALF_AWAY : sums;
+    return {sums, rule("rounding_input", same, QG_FLOOR)};
+}
+
 Shape shape_of(const Json &metadata, const Json &document) {
     const Json &gru = document.at("gru");
     auto size = [&](const char *key) { return gru.at(key).integer(key, 1, kLargestSize); };
@@ -323,6 +338,7 @@ FrozenGRU read_frozen(const void *bytes, size_t size) {
         all = expanded(all.file, document, gru.shape);
     else
         for (const Json &cell : cells) all.weight_bits.push_back(weight_bits(cell));
+    const auto rules = rules_of(document);
     Tensors tensors(all.file);
     gru.cells.resize(cells.size());
     for (size_t i = 0; i < cells.size(); ++i) {
@@ -330,7 +346,7 @@ FrozenGRU read_frozen(const void *bytes, size_t size) {
         const int64_t layer = index / D;
         const std::string suffix = "_l" + std::to_string(layer) + (index % D ? "_reverse" : "");
         CellReader reader(tensors, suffix, gru.cells[i]);
-        reader.read(H, layer ? D * H : gru.shape.input_size, all.weight_bits[i], !layer);
+        reader.read(H, layer ? D * H : gru.shape.input_size, all.weight_bits[i], rules, !layer);
         if (layer) reader.read_between(D);
     }
     tensors.check_all_used();

@@ -1,16 +1,12 @@
 #include "packed_file.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <iterator>
 #include <set>
 #include <utility>
 
-#include "c99/fixed_point.h"
 #include "columns.hpp"
 #include "cpu/core/cell_numbers.hpp"
-#include "rounding_names.hpp"
 
 namespace quant_gru {
 namespace {
@@ -116,7 +112,6 @@ class Expander {
         const double p = document.at("gru").at("zoneout").real("zoneout");
         if (!(p >= 0 && p <= 1)) throw FileError("Expected zoneout to be in [0, 1]");
         has_zoneout_ = std::rint(p * (1 << 15)) != 0;
-        read_rules(document.at("config").at("GRU_config").at("default_config"));
         found_.file.metadata = file.metadata;
     }
 
@@ -170,23 +165,6 @@ class Expander {
         add(name, std::move(values), {size});
     }
 
-    // The rule of sums, and that of real values, which is the same if none is given, and half away
-    // from zero beside the two steps. Settings of older files have no rules.
-    void read_rules(const Json &settings) {
-        const auto rule = [&](const char *key, int64_t otherwise) {
-            const Json *found = settings.find(key);
-            if (!found || found->is_null()) return otherwise;
-            const std::string &name = found->string(key);
-            const auto at = std::find(std::begin(kRoundings), std::end(kRoundings), name);
-            if (at == std::end(kRoundings))
-                throw FileError(std::string("Expected ") + key +
-                                " to be a rule of rounding, got '" + name.substr(0, 80) + "'");
-            return static_cast<int64_t>(at - std::begin(kRoundings));
-        };
-        rules_[0] = rule("rounding", QG_HALF_EVEN);
-        rules_[1] = rule("rounding_input", rules_[0] == QG_DOUBLE ? QG_HALF_AWAY : rules_[0]);
-    }
-
     void read_tables() {
         int64_t total = 0;
         for (const Json &cell : cells_) {
@@ -208,7 +186,6 @@ class Expander {
     void read_cell(const Json &cell, bool has_below) {
         const Json *own = cell.find("operators");
         const Widths widths(own && !own->is_null() ? *own : shared_);
-        if (rules_[0] || rules_[1]) add("rounding", {rules_[0], rules_[1]});
         add_quantizers(cell, widths);
         for (size_t i = 0; i < 3; ++i) {
             const auto number =
@@ -318,7 +295,6 @@ class Expander {
     std::set<std::string> used_;
     ColumnReader columns_;
     bool has_zoneout_ = false;
-    std::array<int64_t, 2> rules_{};
     Expanded found_;
     std::string suffix_;
     int64_t inputs_ = 0;

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.plan import CellPlan, GRUPlan
-from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 
@@ -32,8 +31,6 @@ def derived_tensors(plan: GRUPlan) -> dict[str, Tensor]:
     Every name ends in the suffix of its cell. All tensors are int64 unless stated:
 
     - `cell`: (3,) `one`, `shift_Bw`, `shift_Br`.
-    - `rounding`: (2,) the rules of sums and of real values, see `integer.rounding.NUMBERS`; absent
-      where ties go to even. A reader that does not know it must refuse the file.
     - `quantizer.NAME`: (3,) `lo`, `hi`, `zero_point`; `scale.NAME`: float32 (1,).
     - `sum.NAME`: (2,) or (3,) the shift k and the multiplier of each term.
     - `table.NAME.bounds` (S,) and `table.NAME.coefficients` (S, d + 1), in the smallest dtype;
@@ -77,9 +74,6 @@ def sums_of_cell(plan: GRUPlan, layer: int, direction: int) -> list[int]:
 def _cell(cell: CellPlan) -> dict[str, Tensor]:
     frozen = cell.frozen
     found = {"cell": _integers([frozen.one, cell.shift_Bw, cell.shift_Br])}
-    rules = [NUMBERS[frozen.rounding], NUMBERS[cell.border.rounding]]
-    if any(rules):
-        found["rounding"] = _integers(rules)
     for name, q in {**frozen.quantizers, "input.x": frozen.border}.items():
         found[f"quantizer.{name}"] = _integers([q.lo, q.hi, q.zero_point])
         found[f"scale.{name}"] = torch.tensor([q.scale], dtype=torch.float32, device="cpu")

@@ -73,10 +73,6 @@ class CallForm(NamedTuple):
         states = None if h0 is None else h0.dtype
         return cls(x.dtype, states, dtype, dtype, packing is not None)
 
-    def converts(self, dtype: torch.dtype) -> bool:
-        """Return whether tensors of `dtype` need a conversion for the executors."""
-        return self.is_packed or dtype is not torch.float32
-
 
 def inward(
     values: Values,

@@ -66,16 +66,6 @@ class FrozenPart:
         """The largest magnitude of 1 minus an update gate, in codes."""
         return largest_one_minus(self.one, self.quantizers["gate.z_out"])
 
-    @property
-    def largest_product(self) -> int:
-        """The largest magnitude of a product of two gate codes."""
-        q = self.quantizers
-        return max(
-            q["gate.z_out"].max_abs * q["output.h"].max_abs,
-            q["gate.r_out"].max_abs * q["matmul.Rh"].max_abs,
-            self.one_minus_z * q["gate.g_out"].max_abs,
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class WeightPart:

@@ -560,9 +560,6 @@ def real_macros(
     whole: bool,
     /,
 ) -> dict[str, object]: ...
-def real_launch(
-    block: RealBlocks, epilogue: Epilogue, size: ProjectionSize, x: QuantizerTuple, /
-) -> NativeLaunch: ...
 def choose_tile(units: int, rows: int, planes: int, processors: int, /) -> Tile: ...
 def choose_tiled(
     units: int, rows: int, padded: int, planes: int, processors: int, /, alone: bool = True

@@ -277,10 +277,6 @@ void bind_blocks(nb::module_ &m) {
                             int64_t features, bool exact, bool whole) {
         return dict_of(cuda::macros_of(block, e, {strip, features, exact, whole}));
     });
-    m.def("real_launch", [](const RealBlocks &block, const Epilogue &e, const ProjectionSize &size,
-                            const QuantizerTuple &x) {
-        return tuple_of(cuda::layout_of(block, e, size, quantizer_numbers(x)));
-    });
     m.def("choose_tile", &cuda::choose_tile);
     m.def("choose_tiled", &cuda::choose_tiled, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg(), nb::arg("alone") = true);

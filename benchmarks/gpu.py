@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from cpu import CONFIGS
 
-from kernel_runtime.cuda import compiler, driver
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import cell as reference
+from quant_gru.kernel_runtime.cuda import compiler, driver
 from quant_gru.kernels._native import Form
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor

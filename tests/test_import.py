@@ -120,7 +120,7 @@ def test_pickling() -> None:
     assert torch.equal(pickle.loads(blob).weight_hh_l0, pickle.loads(blob).weight_hh_l0)
 
 
-@pytest.mark.parametrize("package", ["quant_gru.kernels", "kernel_runtime"])
+@pytest.mark.parametrize("package", ["quant_gru.kernels", "quant_gru.kernel_runtime"])
 def test_a_missing_native_module_is_named(package: str) -> None:
     code = f"""
 import sys

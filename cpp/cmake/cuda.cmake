@@ -23,9 +23,9 @@ quant_gru_embed("" ${folder}/quant_gru/kernels/cuda *.cuh boundary/quantize_inpu
                 projection/reals_few_rows.cu projection/reals_tiled.cu projection/reals_wgmma.cu
                 recurrence/persistent.cu recurrence/per_step.cu recurrence/wide_integers.cu)
 quant_gru_embed("" ${folder}/quant_gru/kernels c99/*.h)
-quant_gru_embed("kernel_runtime/cuda/" ${folder}/kernel_runtime/cuda *.cuh)
-quant_gru_embed("" ${folder}/kernel_runtime/cuda *.cu)
-quant_gru_embed("kernel_runtime/c99/" ${folder}/kernel_runtime/c99 *.h)
+quant_gru_embed("kernel_runtime/cuda/" ${folder}/quant_gru/kernel_runtime/cuda *.cuh)
+quant_gru_embed("" ${folder}/quant_gru/kernel_runtime/cuda *.cu)
+quant_gru_embed("kernel_runtime/c99/" ${folder}/quant_gru/kernel_runtime/c99 *.h)
 # Headers are parts of all keys in the cache. Those of the passes become a part of their sources instead.
 function(quant_gru_join name)
   set(joined "")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from limits import MIB, memory
 
-from kernel_runtime.cuda import disk_cache
-from kernel_runtime.cuda.disk_cache import DiskCache
+from quant_gru.kernel_runtime.cuda import disk_cache
+from quant_gru.kernel_runtime.cuda.disk_cache import DiskCache
 
 CACHE = DiskCache("ATTACKED_CACHE", "attacked", UserWarning)
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs permissions of POSIX")

@@ -10,9 +10,9 @@ import pytest
 from cpp_build import ROOT, run
 
 KERNELS = ROOT / "src/quant_gru/kernels"
-FOLDERS = (ROOT / "cpp/include", ROOT / "cpp/src", ROOT / "src", KERNELS)
+FOLDERS = (ROOT / "cpp/include", ROOT / "cpp/src", ROOT / "src", ROOT / "src/quant_gru", KERNELS)
 INCLUDES = [f"-I{path}" for path in FOLDERS]
-RUNTIME = ROOT / "src/kernel_runtime/native"
+RUNTIME = ROOT / "src/quant_gru/kernel_runtime/native"
 GPU = ("compiler", "cubin_cache", "device", "driver", "sha256", "shared_library", "whole_files")
 SOURCES = [
     *sorted(ROOT.glob("cpp/src/**/*.cpp")),

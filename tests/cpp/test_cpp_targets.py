@@ -14,7 +14,7 @@ import pytest
 from cpp_build import ROOT
 
 KERNELS = ROOT / "src/quant_gru/kernels"
-RUNTIME = ROOT / "src/kernel_runtime/native"
+RUNTIME = ROOT / "src/quant_gru/kernel_runtime/native"
 GPU = ("compiler", "cubin_cache", "device", "driver", "sha256", "shared_library", "whole_files")
 # Each system and each processor once.
 SYSTEMS = {"x86_64-windows-gnu": "-DQG_X86", "aarch64-macos": "-DQG_NEON_DOT"}
@@ -25,7 +25,13 @@ def test_sources_compile(system: str, tmp_path: Path) -> None:
     """The sources of the library compile with Clang for other systems."""
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("needs ziglang")
-    folders = (ROOT / "cpp/include", ROOT / "cpp/src", ROOT / "src", KERNELS)
+    folders = (
+        ROOT / "cpp/include",
+        ROOT / "cpp/src",
+        ROOT / "src",
+        ROOT / "src/quant_gru",
+        KERNELS,
+    )
     includes = [f"-I{path}" for path in folders]
     sources = [
         path for name in ("cpu/core", "cuda/host/**") for path in KERNELS.glob(f"{name}/*.cpp")

@@ -20,8 +20,8 @@ from cuda_library import KINDS, CudaAccess, CudaLibrary, Tensors, gpu_case
 from cuda_library import nvrtc as nvrtc_of_package
 from make_golden import frozen_gru, saved
 
-from kernel_runtime.cuda import compiler, disk_cache
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.kernel_runtime.cuda import compiler, disk_cache
 from quant_gru.kernels.cuda import structs
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
 from quant_gru.kernels.cuda.recurrence import planner

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import quant_gru
-from kernel_runtime import _native
-from kernel_runtime.cuda.sources import Sources
+from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda.sources import Sources
 
 COMPILER = shutil.which("g++")
 HERE = Path(__file__).parent
@@ -72,7 +72,7 @@ def folder_of(tmp_path_factory) -> Path:
 def _compile(result: Path, arguments: list[str]) -> None:
     """Compile in the result's folder, so that others see all of it or nothing."""
     folder = result.parent
-    roots = (folder, HERE, KERNELS / "cuda", KERNELS, KERNELS.parents[1])
+    roots = (folder, HERE, KERNELS / "cuda", KERNELS, KERNELS.parent, KERNELS.parents[1])
     includes = [f"-I{each}" for each in roots]
     part = folder / f"{os.getpid()}{result.suffix}"
     command = [COMPILER, *_FLAGS, *includes, *arguments, "-o", part.name]

@@ -28,8 +28,8 @@ from cuda_library import KINDS, gpu_case
 from random_plans import random_case
 from recurrence_layouts import StateOutputs, layout
 
-from kernel_runtime.cuda.launch import Kernel
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward import launch_plan, layer
 from quant_gru.kernels.cuda.forward.stack import Stack

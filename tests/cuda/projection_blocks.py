@@ -1,6 +1,6 @@
 """Blocks of input projections for tests, and what is chosen for a machine and a plan."""
 
-from kernel_runtime.cuda.launch import Kernel
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels._native import Chip, ProjectionSize, Tile, TiledReals, WeightStationary
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer

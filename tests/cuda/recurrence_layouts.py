@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from kernel_runtime.cuda.launch import Kernel
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.recurrence import planner
 

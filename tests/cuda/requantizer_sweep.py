@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from kernel_runtime.cuda import driver
-from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.launch import Grid, Kernel
-from kernel_runtime.cuda.sources import Sources
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer.plan import CellPlan, FrozenPart
 from quant_gru.integer.rounding import NUMBERS
+from quant_gru.kernel_runtime.cuda import driver
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
+from quant_gru.kernel_runtime.cuda.sources import Sources
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda.forward import executor as cuda
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES

@@ -5,8 +5,8 @@ import ctypes
 import torch
 from host_machine import Prepared
 
-from kernel_runtime.cuda import cublaslt
-from kernel_runtime.cuda.launch import Multiplication
+from quant_gru.kernel_runtime.cuda import cublaslt
+from quant_gru.kernel_runtime.cuda.launch import Multiplication
 
 Pointer = ctypes.c_void_p
 DTYPES = {0: torch.float32, 14: torch.bfloat16}

@@ -17,7 +17,7 @@ from projection_blocks import (
 )
 from recurrence_layouts import StateOutputs, layout
 
-from kernel_runtime.cuda import compiler
+from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernels._native import Epilogue, Form, Gates, Warpgroups, real_macros
 from quant_gru.kernels.cuda.backward.derivatives_planner import DerivativesShape
 from quant_gru.kernels.cuda.backward.grid_planner import GridShape

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_runtime import _native
-from kernel_runtime.cuda import cublaslt, driver
-from kernel_runtime.cuda.cublaslt import Product
-from kernel_runtime.cuda.workspace import Memory
-from kernel_runtime.errors import KernelError
+from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda import cublaslt, driver
+from quant_gru.kernel_runtime.cuda.cublaslt import Product
+from quant_gru.kernel_runtime.cuda.workspace import Memory
+from quant_gru.kernel_runtime.errors import KernelError
 from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, Matrix
 from quant_gru.kernels.cuda.machine import machine_of
 

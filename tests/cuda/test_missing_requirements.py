@@ -9,9 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kernel_runtime.cuda import compiler, driver
 from quant_gru import QuantGRU, QuantGRUWarning
 from quant_gru.cli import app
+from quant_gru.kernel_runtime.cuda import compiler, driver
 from quant_gru.kernels import dispatch
 from quant_gru.kernels.cuda import machine
 from quant_gru.modules import gru as module

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.launch import Grid, Kernel
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER

@@ -10,13 +10,13 @@ import pytest
 import torch
 from host_machine import Host
 
-from kernel_runtime.cuda import compiler, driver
-from kernel_runtime.cuda.launch import Grid, Kernel
-from kernel_runtime.cuda.parallel_compile import ParallelCompiler
-from kernel_runtime.cuda.sources import RUNTIME
-from kernel_runtime.errors import KernelError
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernel_runtime.cuda import compiler, driver
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
+from quant_gru.kernel_runtime.cuda.parallel_compile import ParallelCompiler
+from quant_gru.kernel_runtime.cuda.sources import RUNTIME
+from quant_gru.kernel_runtime.errors import KernelError
 from quant_gru.kernels.cuda.forward import planned_launches
 from quant_gru.kernels.cuda.forward.stack import stack_of
 
@@ -94,9 +94,9 @@ def test_exit_waits_for_the_compiler(tmp_path):
     """Threads of autograd are not Python's: what they start would be left behind."""
     script = """
 import threading
-from kernel_runtime.cuda.launch import Kernel
-from kernel_runtime.cuda.parallel_compile import ParallelCompiler
-from kernel_runtime.cuda.sources import RUNTIME
+from quant_gru.kernel_runtime.cuda.launch import Kernel
+from quant_gru.kernel_runtime.cuda.parallel_compile import ParallelCompiler
+from quant_gru.kernel_runtime.cuda.sources import RUNTIME
 codes = ParallelCompiler("sm_80", RUNTIME)
 kernel = Kernel.of("probe", "probe", {})
 begin = threading.Thread(target=codes.expect, args=[kernel], daemon=True)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from kernel_runtime.cuda import driver
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.autograd.backward_pass import (
     Asked,
@@ -23,6 +22,7 @@ from quant_gru.autograd.backward_pass import (
 from quant_gru.execution.layers import run_real
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS
+from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import planner as back_planner

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_runtime.cuda import driver
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import planner as back_planner

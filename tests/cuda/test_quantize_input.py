@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer
 from quant_gru.kernels.cuda.machine import PLAIN

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_runtime.cuda.launch import Grid
 from quant_gru.config.fields import ROUNDINGS
+from quant_gru.kernel_runtime.cuda.launch import Grid
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import cell as reference
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan import structure as frozen
 from quant_gru.kernels.cuda.structs import CELL_C, SaturatedC

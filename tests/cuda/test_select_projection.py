@@ -5,9 +5,9 @@ import torch
 from host_machine import Host
 from projection_blocks import overlap_of, select
 
-from kernel_runtime.cuda.launch import Kernel
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels._native import Method
 from quant_gru.kernels.cuda.forward import executor

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel_runtime.cuda import compiler, disk_cache
-from kernel_runtime.cuda.disk_cache import DiskCache
-from kernel_runtime.cuda.sources import RUNTIME, Sources
-from kernel_runtime.errors import KernelError, raised_as
+from quant_gru.kernel_runtime.cuda import compiler, disk_cache
+from quant_gru.kernel_runtime.cuda.disk_cache import DiskCache
+from quant_gru.kernel_runtime.cuda.sources import RUNTIME, Sources
+from quant_gru.kernel_runtime.errors import KernelError, raised_as
 
 CACHE = RUNTIME.cache
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
@@ -110,8 +110,8 @@ def test_the_key_has_everything_that_decides(monkeypatch, tmp_path):
 
 def test_processes_may_write_at_once():
     program = (
-        "from kernel_runtime.cuda import compiler;"
-        "from kernel_runtime.cuda.sources import RUNTIME;"
+        "from quant_gru.kernel_runtime.cuda import compiler;"
+        "from quant_gru.kernel_runtime.cuda.sources import RUNTIME;"
         "print(len(compiler.machine_code(RUNTIME, 'probe', {}, 'sm_90a')))"
     )
     running = [

@@ -6,12 +6,12 @@ import threading
 import pytest
 import torch
 
-from kernel_runtime import _native
-from kernel_runtime.cuda import driver
-from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.launch import Grid, Kernel
-from kernel_runtime.cuda.workspace import Memory
-from kernel_runtime.errors import KernelError
+from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda import driver
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
+from quant_gru.kernel_runtime.cuda.workspace import Memory
+from quant_gru.kernel_runtime.errors import KernelError
 
 Pointer = ctypes.c_void_p
 TwoC = structure("TwoC", first=Pointer, second=Pointer * 2, count=ctypes.c_int64)

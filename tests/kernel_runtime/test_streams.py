@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernel_runtime.cuda.streams import Streams, made_on, native_streams
+from quant_gru.kernel_runtime.cuda.streams import Streams, made_on, native_streams
 
 
 class Recorded:

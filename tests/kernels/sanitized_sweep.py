@@ -26,7 +26,7 @@ ELSE = (
     "actnn/codec/test_codec_executors.py",
 )
 MODULES = {
-    "runtime": "kernel_runtime._native",
+    "runtime": "quant_gru.kernel_runtime._native",
     ".": "quant_gru.kernels._native",
     "codec": "actnn.codec._native",
 }

@@ -25,7 +25,13 @@ HERE, KERNELS = Path(__file__).parent, Path(cpu.__file__).parents[1]
 COMPILER = shutil.which("g++")
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-Wno-psabi", "-fPIC", "-shared"]
-CUDA = ["-DPTX_ON_HOST", f"-I{KERNELS / 'cuda'}", f"-I{KERNELS}", f"-I{KERNELS.parents[1]}"]
+CUDA = [
+    "-DPTX_ON_HOST",
+    f"-I{KERNELS / 'cuda'}",
+    f"-I{KERNELS}",
+    f"-I{KERNELS.parent}",
+    f"-I{KERNELS.parents[1]}",
+]
 CPU = [f"-I{KERNELS}"]
 ONE, PRODUCT, TWO, SCALED = range(4)
 LO, HI = -128, 127

@@ -19,8 +19,8 @@ from actnn.codec.cuda import executor as cuda
 from actnn.codec.memory_order import flat
 from actnn.codec.noise import RUN
 from actnn.errors import ActNNWarning
-from kernel_runtime.allocators import Maker, maker
-from kernel_runtime.cuda import driver
+from quant_gru.kernel_runtime.allocators import Maker, maker
+from quant_gru.kernel_runtime.cuda import driver
 
 Name = Literal["cpu", "cuda", "reference"]
 _RUN: dict[str, Callable[..., None]] = {"cpu": cpu.run, "cuda": cuda.run}

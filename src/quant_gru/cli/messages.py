@@ -27,7 +27,7 @@ def one_line_messages() -> Iterator[None]:
     Raises:
         typer.Exit: With exit code 2, after an error.
     """
-    from kernel_runtime.errors import KernelError
+    from quant_gru.kernel_runtime.errors import KernelError
 
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning

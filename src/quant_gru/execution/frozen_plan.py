@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.errors import ParameterError
 from quant_gru.execution.plan_cache import CallKeeper, Stamp
 from quant_gru.integer.plan import (
@@ -24,6 +23,7 @@ from quant_gru.integer.plan import (
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import CONTAINERS, code_limits
 from quant_gru.integer.weighted_sum import significant_bits
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
 from quant_gru.parameters.document import is_plain
 from quant_gru.parameters.schema import Shape

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.execution.layers import Weights
 from quant_gru.execution.prepared_call import PreparedCall
 from quant_gru.execution.weight_guard import steps
@@ -22,6 +21,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
 from quant_gru.kernels.live_weights import LiveWeights, quantize_weights

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.errors import QuantGRUWarning, caller_stacklevel
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.weights.contents import Contents
 from quant_gru.kernels.dispatch import Stack, executor_of

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.call_form import Packing, inward, outward
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels import _native
 from quant_gru.parameters.schema import Shape
 

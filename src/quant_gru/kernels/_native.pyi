@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, dtype
 
-from kernel_runtime._native import Fields, Launches
+from quant_gru.kernel_runtime._native import Fields, Launches
 
 class Layer:
     """One layer and direction, with its numbers packed for one instruction set."""

@@ -12,8 +12,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda import compiler
-from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.errors import QuantGRUError, caller_stacklevel, note_once
 from quant_gru.integer import cell as reference
 from quant_gru.integer import random
@@ -21,6 +19,8 @@ from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straig
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernel_runtime.cuda import compiler
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import backward as cpu_training
 from quant_gru.kernels.cpu import boundary as cpu_boundary

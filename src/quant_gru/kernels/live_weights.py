@@ -13,8 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import capturing
-from kernel_runtime.cuda.launch import Machine
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import (
     CellPlan,
@@ -27,6 +25,8 @@ from quant_gru.integer.plan import (
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.errors import QuantGRUError
 from quant_gru.execution.frozen_plan import FrozenPlans
 from quant_gru.execution.layers import Weights
@@ -18,6 +17,7 @@ from quant_gru.execution.plan_cache import PlanCache
 from quant_gru.execution.prepared_call import prepare
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.parameters import document as params
 from quant_gru.parameters.schema import Shape
 

@@ -10,8 +10,8 @@ from same_codes import check_flat, check_samples, random_tensor
 
 from actnn.codec.cuda.executor import SOURCES, kernel_of, run, sums_of
 from actnn.errors import ActNNError
-from kernel_runtime.cuda import compiler
-from kernel_runtime.cuda.launch import Kernel
+from quant_gru.kernel_runtime.cuda import compiler
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 
 pytestmark = pytest.mark.slow
 

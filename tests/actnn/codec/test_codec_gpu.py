@@ -7,7 +7,7 @@ from same_codes import bits_equal, random_tensor
 from actnn.codec import UNBOUNDED, Codes, Key, decode, encode, group_ranges, noise_state, reference
 from actnn.codec.codes import DTYPES
 from actnn.codec.cuda.executor import SOURCES, kernel_of
-from kernel_runtime.cuda import driver
+from quant_gru.kernel_runtime.cuda import driver
 
 CUDA = torch.device("cuda", 0)
 pytestmark = pytest.mark.skipif(

@@ -14,8 +14,8 @@ from actnn.layers.derivatives import RULES, kind_of
 from actnn.layers.pooling import Window
 from actnn.saving.bit_masks import pack_mask
 from actnn.saving.cuda.executor import REAL, SOURCES, kernel_of, run, run_windows
-from kernel_runtime.cuda import compiler
-from kernel_runtime.cuda.launch import Kernel
+from quant_gru.kernel_runtime.cuda import compiler
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 
 emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 

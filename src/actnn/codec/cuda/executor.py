@@ -14,13 +14,13 @@ from torch import Tensor
 from actnn.codec.codes import DTYPES, UNBOUNDED, Bounds, reached
 from actnn.codec.noise import RUN
 from actnn.errors import ActNNError
-from kernel_runtime._native import TensorLaunch
-from kernel_runtime.cuda import driver
-from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.disk_cache import DiskCache
-from kernel_runtime.cuda.launch import Grid, Kernel, Machine
-from kernel_runtime.cuda.sources import Sources
-from kernel_runtime.cuda.tensor_launch import tensor_launch
+from quant_gru.kernel_runtime._native import TensorLaunch
+from quant_gru.kernel_runtime.cuda import driver
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.disk_cache import DiskCache
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
+from quant_gru.kernel_runtime.cuda.sources import Sources
+from quant_gru.kernel_runtime.cuda.tensor_launch import tensor_launch
 
 _CUDA = Path(__file__).parent
 SOURCES = Sources(

@@ -140,7 +140,7 @@ NB_MODULE(_native, m) {
     // Plans that are still in use when the interpreter exits are not leaks.
     nb::set_leak_warnings(false);
     // Defines the types Launches and Fields, which arguments below have.
-    nb::module_::import_("kernel_runtime._native");
+    nb::module_::import_("quant_gru.kernel_runtime._native");
     bind_cpu(m);
     bind_effects(m);
     bind_gpu_plans(m);

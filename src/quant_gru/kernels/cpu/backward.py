@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernel_runtime.allocators import empty
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
+from quant_gru.kernel_runtime.allocators import empty
 from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cpu.plan_packing import pack_weights
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_runtime.allocators import maker, parts
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import CellPlan, FrozenPart, GRUPlan, WeightPart
 from quant_gru.integer.quantizer import CONTAINERS
 from quant_gru.integer.random import chance
+from quant_gru.kernel_runtime.allocators import maker, parts
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack, pack_requantizer, pack_weights
 

@@ -1,6 +1,6 @@
 """The disk cache of compiled kernels. It needs no torch: the command line shows it at once."""
 
-from kernel_runtime.cuda.disk_cache import DiskCache
 from quant_gru.errors import QuantGRUWarning
+from quant_gru.kernel_runtime.cuda.disk_cache import DiskCache
 
 CACHE = DiskCache("QUANT_GRU_CACHE", "quant-gru", QuantGRUWarning)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from kernel_runtime.cuda import driver, graph_capture
-from kernel_runtime.cuda.sources import Sources
 from quant_gru.errors import QuantGRUError
+from quant_gru.kernel_runtime.cuda import driver, graph_capture
+from quant_gru.kernel_runtime.cuda.sources import Sources
 from quant_gru.kernels.cuda.kernel_cache import CACHE
 
 _CUDA = Path(__file__).parent

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 
 # Field of a cell -> operator of its weighted sum.
 SUMS = {

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernel_runtime.cuda.launch import Machine
-from kernel_runtime.cuda.workspace import Memory
 from quant_gru.integer.backward import Wanted
+from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels.cuda.backward import grid_planner, planner
 from quant_gru.kernels.cuda.backward.derivatives_planner import choose as derivatives_shape
 from quant_gru.kernels.cuda.backward.final_gemms import Matrix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernel_runtime.cuda.launch import Grid
+from quant_gru.kernel_runtime.cuda.launch import Grid
 
 _WARPS = 12  # warps for which a multiprocessor has registers
 _STAGE_ROWS, _STAGES, _DEPTH = 32, 4, 64  # the ring of a group

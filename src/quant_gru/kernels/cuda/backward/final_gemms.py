@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.cublaslt import Product
-from kernel_runtime.cuda.launch import Machine, Prepared
-from kernel_runtime.cuda.workspace import Memory
+from quant_gru.kernel_runtime.cuda.cublaslt import Product
+from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
+from quant_gru.kernel_runtime.cuda.workspace import Memory
 
 
 class Matrix:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.launch import Machine, Prepared
-from kernel_runtime.cuda.workspace import Memory
 from quant_gru.integer.backward import Tape, Wanted
 from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
+from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision
 from quant_gru.kernels.cuda.backward.launch_plan import Schedule
 from quant_gru.kernels.cuda.boundary import boundary

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import capturing
-from kernel_runtime.cuda.streams import made_on
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.integer.plan import CellPlan, WeightPart
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.streams import made_on
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 _LARGEST_HALF = 30000.0

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.integer.backward import Gradients, Wanted
+from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.kernels.cuda.backward.buffers import FEWEST_ROWS, Sizes
 from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, multiply_into
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision, weights_of

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import capturing
-from kernel_runtime.cuda.launch import Machine
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernels.cuda.backward import grid_planner, planner
 from quant_gru.kernels.cuda.backward.inputs import IN_DOUBLE, PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.launch_plan import Schedule

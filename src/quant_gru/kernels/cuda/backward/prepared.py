@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.allocators import maker, parts
-from kernel_runtime.cuda.graph_capture import capturing
-from kernel_runtime.cuda.launch import Machine
-from kernel_runtime.cuda.streams import native_streams
 from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernel_runtime.allocators import maker, parts
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.backward.gru_launches import GRULaunches, joined
 from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
-from kernel_runtime.cuda.workspace import Memory
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels.cuda.backward.buffers import Buffers, Sizes, buffers_of
 from quant_gru.kernels.cuda.backward.final_gemms import Matrix
 from quant_gru.kernels.cuda.backward.inputs import Call

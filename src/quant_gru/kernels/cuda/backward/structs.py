@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernels.cuda.structs import CELL_C
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
 from quant_gru.integer.rounding import DEFAULT
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import NARROW_BITS
 from quant_gru.kernels.cuda.structs import KINDS

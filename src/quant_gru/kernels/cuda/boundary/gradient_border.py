@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_runtime.allocators import maker
 from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernel_runtime.allocators import maker
 from quant_gru.kernels.cuda.boundary.conversions import Conversion, row_maker
 
 SPACE, X, H0, LENGTHS, NAN, GRAD_Y, GRAD_LAST, SORTED, UNSORTED, OUTS = range(10)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan
+from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward import planned_launches
 from quant_gru.kernels.cuda.forward.layer import Cell

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_runtime._native import Fields
-from kernel_runtime.allocators import maker, parts
-from kernel_runtime.cuda.graph_capture import capturing
-from kernel_runtime.cuda.launch import Kernel, Machine, Prepared
-from kernel_runtime.cuda.streams import native_streams
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
+from quant_gru.kernel_runtime._native import Fields
+from quant_gru.kernel_runtime.allocators import maker, parts
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.boundary.conversions import row_maker
 from quant_gru.kernels.cuda.forward.layer import Cell

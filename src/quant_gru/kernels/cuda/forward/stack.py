@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import capturing
-from kernel_runtime.cuda.launch import Machine
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward.launch_plan import Schedule, planned
 from quant_gru.kernels.cuda.forward.layer import Cell

@@ -9,7 +9,7 @@
 # compiles.
 
 set(QUANT_GRU_HOST ${CMAKE_CURRENT_LIST_DIR})
-set(QUANT_GRU_RUNTIME ${CMAKE_CURRENT_LIST_DIR}/../../../../kernel_runtime/native)
+set(QUANT_GRU_RUNTIME ${CMAKE_CURRENT_LIST_DIR}/../../../kernel_runtime/native)
 
 function(add_quant_gru_plans target)
   set(plans cell_form gate_numbers gate_tables planner projection saturating)

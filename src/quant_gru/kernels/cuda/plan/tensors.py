@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import capturing
-from kernel_runtime.cuda.streams import made_on
 from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.integer.weights import power_of_two
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.streams import made_on
 from quant_gru.kernels.cuda.plan.structure import (
     LARGEST,
     SMALLEST,

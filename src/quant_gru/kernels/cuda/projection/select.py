@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernels import _native
 from quant_gru.kernels._native import Chip
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from kernel_runtime.cuda.launch import Grid
 from quant_gru.errors import QuantGRUError
+from quant_gru.kernel_runtime.cuda.launch import Grid
 from quant_gru.kernels import _native
 from quant_gru.kernels._native import Form, Shape, make_shape, possible_shapes, time_of
 

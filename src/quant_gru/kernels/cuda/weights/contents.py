@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
-from kernel_runtime.cuda.streams import made_on
-from kernel_runtime.cuda.workspace import Memory
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.streams import made_on
+from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels import _native
 
 _CHUNK, _MOST_TENSORS, _WARPS = 4096, 64, 8  # as in contents.cu

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.integer.plan import FrozenPart, WeightPart, bias_limit, bias_shift
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import code_limits
 from quant_gru.integer.weighted_sum import significant_bits
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import byte_offset, planes_of
 from quant_gru.kernels.cuda.plan.tensors import Numbers, kept_numbers

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kernel_runtime.cuda.disk_cache import DiskCache
-from kernel_runtime.errors import KernelError
+from quant_gru.kernel_runtime.cuda.disk_cache import DiskCache
+from quant_gru.kernel_runtime.errors import KernelError
 
 _RUNTIME = Path(__file__).parent
 _CACHE = DiskCache("KERNEL_RUNTIME_CACHE", "kernel-runtime")

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_runtime.errors import KernelError
+from quant_gru.kernel_runtime.errors import KernelError
 
 _SUFFIX = ".cubin"
 _DIGEST_BYTES = 32

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from kernel_runtime.cuda import disk_cache
-from kernel_runtime.cuda.sources import Sources
-from kernel_runtime.errors import KernelError, raised_as
+from quant_gru.kernel_runtime.cuda import disk_cache
+from quant_gru.kernel_runtime.cuda.sources import Sources
+from quant_gru.kernel_runtime.errors import KernelError, raised_as
 
 # --fmad=false: products and sums are rounded separately, as written.
 _OPTIONS = ("--device-as-default-execution-space", "--std=c++17", "--fmad=false")

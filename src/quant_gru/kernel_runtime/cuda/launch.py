@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
-from kernel_runtime import _native
-from kernel_runtime.cuda.cublaslt import Product
+from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda.cublaslt import Product
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
-from kernel_runtime.cuda import compiler
-from kernel_runtime.cuda.launch import Kernel
-from kernel_runtime.cuda.sources import Sources
+from quant_gru.kernel_runtime.cuda import compiler
+from quant_gru.kernel_runtime.cuda.launch import Kernel
+from quant_gru.kernel_runtime.cuda.sources import Sources
 
 _Key = tuple[str, tuple[tuple[str, object], ...]]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kernel_runtime import _native
-from kernel_runtime.cuda.launch import Grid, Kernel, Machine
-from kernel_runtime.cuda.streams import native_streams
+from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
+from quant_gru.kernel_runtime.cuda.streams import native_streams
 
 
 def tensor_launch(

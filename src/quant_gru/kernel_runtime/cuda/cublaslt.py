@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 
 _Pointer = ctypes.c_void_p
 _R_32F, _R_16BF = 0, 14  # cudaDataType_t

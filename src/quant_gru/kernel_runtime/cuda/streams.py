@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.launch import Machine
 
 
 class Streams:

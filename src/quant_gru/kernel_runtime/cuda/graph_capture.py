@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernel_runtime.errors import KernelError
+from quant_gru.kernel_runtime.errors import KernelError
 
 
 def capturing(device: torch.device) -> bool:

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from kernel_runtime import _native
-from kernel_runtime.cuda import compiler, cublaslt
-from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.cublaslt import Described, Product, ProductC
-from kernel_runtime.cuda.graph_capture import refuse_in_capture
-from kernel_runtime.cuda.launch import Grid, Kernel, Multiplication
-from kernel_runtime.cuda.parallel_compile import ParallelCompiler
-from kernel_runtime.cuda.sources import RUNTIME, Sources
-from kernel_runtime.cuda.streams import streams_of
-from kernel_runtime.errors import KernelError, raised_as
+from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda import compiler, cublaslt
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.cublaslt import Described, Product, ProductC
+from quant_gru.kernel_runtime.cuda.graph_capture import refuse_in_capture
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Multiplication
+from quant_gru.kernel_runtime.cuda.parallel_compile import ParallelCompiler
+from quant_gru.kernel_runtime.cuda.sources import RUNTIME, Sources
+from quant_gru.kernel_runtime.cuda.streams import streams_of
+from quant_gru.kernel_runtime.errors import KernelError, raised_as
 
 _MISSING: Any = object()
 _OLDEST = (8, 0)

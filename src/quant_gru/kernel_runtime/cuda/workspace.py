@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from kernel_runtime import _native
+from quant_gru.kernel_runtime import _native
 
 _ALIGNMENT = 256
 

@@ -17,7 +17,7 @@ from quant_gru.kernels.cpu import executor
 
 T, N = 5, 3
 DEEP = {"num_layers": 2, "bidirectional": True}
-CODE = str(Path(quant_gru.__file__).parents[1])
+CODE = str(Path(quant_gru.__file__).parent)
 
 pytestmark = pytest.mark.skipif(
     executor.chosen() == executor.REFERENCE, reason="not for the reference executor"

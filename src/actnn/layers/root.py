@@ -46,7 +46,9 @@ class Root(Swapped):
         if getattr(self, "_is_replica", False):
             raise ActNNError(
                 "Expected a compressed model itself, or DistributedDataParallel around it, got a "
-                "replica that torch.nn.DataParallel has made; its weights are copies"
+                "replica that torch.nn.DataParallel has made, whose weights are copies. Start one "
+                "process for each GPU with torchrun, or let this process see one GPU: where it sees "
+                "several, transformers.Trainer uses DataParallel"
             )
         saving = self.actnn
         if saving.model is not cast(nn.Module, self):  # a copy of a compressed model

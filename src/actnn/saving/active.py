@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import GeneratorType, TracebackType
 
 import torch
 from torch import nn
@@ -62,6 +63,23 @@ def in_checkpoint() -> bool:
     hooks = None if _innermost_hooks is None else _innermost_hooks(False)
     code = None if hooks is None else getattr(hooks[0], "__code__", None)
     return code is not None and code.co_filename == checkpoint.__file__
+
+
+def leave_checkpoints(trace: TracebackType | None) -> None:
+    """Remove the hooks of the checkpoints that an error has left.
+
+    Before 2.13, torch.utils.checkpoint leaves its hooks in place until the error is forgotten, and
+    the hooks around it would be taken for those.
+    """
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        if frame.f_code.co_filename == checkpoint.__file__:
+            for value in frame.f_locals.values():
+                if isinstance(value, GeneratorType):
+                    value.close()
 
 
 def step_for(x: torch.Tensor) -> Step | None:

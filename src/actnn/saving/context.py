@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from actnn.codec.arguments import check_group
 from actnn.errors import ActNNError
 from actnn.saving import _native
-from actnn.saving.active import ACTIVE
+from actnn.saving.active import ACTIVE, leave_checkpoints
 from actnn.saving.compiled import GraphHooks
 from actnn.saving.exclusions import CHECKPOINT, NONLINEAR_BITS, tensors_in
 from actnn.saving.held import Held
@@ -303,6 +303,7 @@ class Saving:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        leave_checkpoints(trace)
         step, hooks = ACTIVE.end()
         if hooks is not None:
             hooks.__exit__(kind, error, trace)

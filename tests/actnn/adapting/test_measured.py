@@ -468,7 +468,8 @@ def test_batch_norms_are_corrected_only_where_it_is_needed(monkeypatch, most, co
         y.square().mean().backward()
     assert net.actnn.adaptive.bits
     assert net.actnn.adaptive.corrects == corrects
-    names, left = set(), [net(torch.randn(4, 3, 12, 12)).grad_fn]
+    y = net(torch.randn(4, 3, 12, 12))  # a graph lives as long as its result
+    names, left = set(), [y.grad_fn]
     while left:
         node = left.pop()
         names.add(type(node).__name__)

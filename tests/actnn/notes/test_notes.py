@@ -253,6 +253,8 @@ def test_memory_accounting():
 
 
 def test_memory_in_use(capsys):
+    x = torch.ones(1000, device="cuda" if torch.cuda.is_available() else "cpu")
+    assert x.sum() == 1000
     assert actnn.get_memory_usage(print_info=True) > 0
     assert "in use" in capsys.readouterr().out
 

@@ -425,3 +425,35 @@ def test_an_error_in_a_first_step_leaves_nothing_half_made(monkeypatch):
             y = (x * 2).sin()
         found.append(torch.autograd.grad(y.sum(), x)[0])
     assert (found[0] - found[1]).norm() < 0.05 * found[1].norm()
+
+
+# As torch before 2.13 has it: the hooks stay while somebody holds the error.
+OLD_CHECKPOINT = """
+def checkpoint(function, x):
+    def hooks():
+        with saved_tensors_hooks(lambda x: x, lambda x: x):
+            yield
+    gen = hooks()
+    next(gen)
+    result = function(x)
+    next(gen, None)
+    return result
+"""
+
+
+def test_an_error_in_a_checkpoint_leaves_no_hooks():
+    namespace = {"saved_tensors_hooks": torch.autograd.graph.saved_tensors_hooks}
+    exec(compile(OLD_CHECKPOINT, torch.utils.checkpoint.__file__, "exec"), namespace)
+    x = torch.randn(4, 4, requires_grad=True)
+
+    class Fails(nn.Module):
+        def forward(self, x):
+            return namespace["checkpoint"](lambda x: (x * x) @ torch.ones(3), x)
+
+    model = actnn.compress(nn.Sequential(nn.Linear(4, 4), Fails()), min_bytes=0)
+    with pytest.raises(RuntimeError) as held:
+        model(x)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    (x * x).sum().backward()
+    assert torch.equal(x.grad, 2 * x)
+    del held

@@ -2,6 +2,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -9,3 +10,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(autouse=True)
 def _where_trainers_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _one_gpu(monkeypatch):
+    count = min(torch.cuda.device_count(), 1)  # with several, Trainer uses DataParallel
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

@@ -47,8 +47,8 @@ class Root(Swapped):
             raise ActNNError(
                 "Expected a compressed model itself, or DistributedDataParallel around it, got a "
                 "replica that torch.nn.DataParallel has made, whose weights are copies. Start one "
-                "process for each GPU with torchrun, or let this process see one GPU: where it sees "
-                "several, transformers.Trainer uses DataParallel"
+                "process for each GPU with torchrun, or let this process see one GPU: where it "
+                "sees several, transformers.Trainer uses DataParallel"
             )
         saving = self.actnn
         if saving.model is not cast(nn.Module, self):  # a copy of a compressed model

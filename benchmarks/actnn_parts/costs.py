@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -170,9 +171,9 @@ def _timm() -> Any:
     return timm
 
 
-def made(make: Callable[[], nn.Module]) -> nn.Module:
+def made(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """Return a model with the same weights every time."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return make().train()
 
 
@@ -231,17 +232,17 @@ def errors(name: str) -> dict[str, tuple[float, int]]:
     return found
 
 
-def trained(name: str, way: str, steps: int, rate: float) -> float:
-    """Return the mean loss of the last 20 steps of AdamW."""
+def trained(name: str, way: str, steps: int, rate: float, seed: int = 0) -> float:
+    """Return the mean loss of the last 20 steps of AdamW, with weights and batches of a seed."""
     make, loss, least = model_of(name)
-    model = made(make)
+    model = made(make, seed)
     if way != "exact":
         WAYS[way](model, least)
     optimizer = torch.optim.AdamW(model.parameters(), rate)
     values = []
     for step in range(steps):
         optimizer.zero_grad()
-        value = loss(model, BATCHES + step)
+        value = loss(model, BATCHES + step + 1_000_000 * seed)
         value.backward()
         optimizer.step()
         values.append(float(value.detach()))
@@ -253,6 +254,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=["postnorm", *LANGUAGE, *VISION])
     parser.add_argument("--steps", type=int, default=0, help="steps of training to compare")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
+    parser.add_argument("--seeds", type=int, default=1, help="how often these steps run")
     options = parser.parse_args()
     print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
     warnings.simplefilter("always")
@@ -263,7 +265,14 @@ def main() -> None:
         for way, (error, held) in found.items():
             print(f"{name:30} {way:8} error {error:8.3g}  bytes {held / base:.2f}", flush=True)
         if options.steps:
-            for way in ("exact", "L3"):
-                loss = trained(name, way, options.steps, options.rate)
-                print(f"{name:30} {way:8} loss {loss:.4f}", flush=True)
+            losses: dict[str, list[float]] = {"exact": [], "L3": []}
+            for seed in range(options.seeds):
+                for way, values in losses.items():
+                    values.append(trained(name, way, options.steps, options.rate, seed))
+                    print(f"{name:30} {way:8} loss {values[-1]:.4f}", flush=True)
+            if options.seeds > 1:
+                shares = [b / a - 1 for a, b in zip(*losses.values(), strict=True)]
+                spread = statistics.stdev(shares) / math.sqrt(len(shares))
+                mean = statistics.fmean(shares)
+                print(f"{name:30} L3 over exact: {mean:+.1%}, standard error {spread:.1%}")
         print(f"{name:30} {time.perf_counter() - start:.0f} s", flush=True)

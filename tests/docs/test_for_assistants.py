@@ -1,4 +1,4 @@
-"""SKILL.md and llms.txt: an assistant that does what they say succeeds, and finds what they name."""
+"""SKILL.md and llms.txt: an assistant that follows them succeeds, and finds what they name."""
 
 import re
 import shlex

@@ -18,7 +18,7 @@ $(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$
 	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --output-on-failure $(3)
 endef
 
-.PHONY: help demo test test-slow test-all test-real lint format sanitize clean
+.PHONY: help demo test test-slow test-all test-real lint format sanitize docs-cpp tarball-cpp clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"
 	@echo "make test    run the tests, but for those of the next line"
@@ -28,6 +28,8 @@ help:
 	@echo "make lint    run ruff and mypy"
 	@echo "make format  let ruff and clang-format rewrite the sources"
 	@echo "make sanitize  run the kernels and the C++ library under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
+	@echo "make docs-cpp  write the reference of the C++ library with Doxygen"
+	@echo "make tarball-cpp  write a release of the C++ library: headers and libraries"
 	@echo "make clean   remove .venv and build products"
 
 $(READY): pyproject.toml constraints.txt
@@ -93,6 +95,17 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(FORMATTED)
+
+docs-cpp:
+	@mkdir -p build/docs-cpp
+	doxygen cpp/Doxyfile
+	@echo "== build/docs-cpp/html/index.html"
+
+# All instruction sets are in the libraries, which choose at run time.
+tarball-cpp:
+	cmake --fresh -S cpp -B build/release/cmake -DQUANT_GRU_TESTS=OFF -DQUANT_GRU_EXAMPLES=OFF > /dev/null
+	cmake --build build/release/cmake --parallel 2
+	cpack --config build/release/cmake/CPackConfig.cmake -B build/release
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

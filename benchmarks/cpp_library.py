@@ -62,7 +62,7 @@ def engines(
     """A call from Python, and a function that returns the seconds of some calls of C++."""
     T, N, _ = x.shape
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "gru.qgru"
+        path = Path(folder) / "gru.safetensors"
         frozen.save(path)
         model = ctypes.c_void_p(library.open_model(str(path).encode()))
     y = torch.empty(T, N, frozen.shape.hidden_size)
@@ -120,7 +120,7 @@ def gpu_turns(
     """Functions that start some calls on torch's current stream: Python, C++, graphs of C++."""
     T, N, _ = x.shape
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "gru.qgru"
+        path = Path(folder) / "gru.safetensors"
         frozen.save(path)
         sizes = (ctypes.c_int64(T), ctypes.c_int64(N))
         call = ctypes.c_void_p(library.open_cuda_call(str(path).encode(), *sizes))

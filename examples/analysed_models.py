@@ -31,3 +31,7 @@ def denoiser() -> tuple[nn.Module, list[Any]]:
     """NSNet2: two GRU(400, 400) between linear layers, on noisy speech."""
     published = Denoiser()
     return published.model, [features for (features,) in published.calibration]
+
+
+if __name__ == "__main__":
+    raise SystemExit(f"Expected `quant-gru` to load this file:\n\n{__doc__}")

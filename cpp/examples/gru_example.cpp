@@ -2,7 +2,8 @@
 //
 //     gru_example
 //     gru_example --cuda
-//     gru_example --weights gru.safetensors --config gru_quant_bitwidth_config.json --save gru.qgru
+//     gru_example --weights gru.safetensors --config gru_quant_bitwidth_config.json --save
+//     out.safetensors
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

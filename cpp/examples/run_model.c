@@ -1,4 +1,4 @@
-/* Runs a frozen GRU step by step over zeros: run_model FILE STEPS. */
+/* Runs a frozen GRU step by step over zeros: run_model FILE [STEPS]. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,7 +14,16 @@ int main(int count, char **arguments) {
     qgru_model *model;
     qgru_stream *stream;
     qgru_shape shape;
-    check(qgru_load(count > 1 ? arguments[1] : "gru.qgru", &model));
+    if (count < 2 || count > 3) {
+        fprintf(stderr,
+                "usage: %s FILE [STEPS]\n"
+                "  FILE   a frozen GRU of one direction: gru.freeze().save(FILE) in Python, or\n"
+                "         gru_example --save FILE\n"
+                "  STEPS  how many steps of zeros to run (1)\n",
+                arguments[0]);
+        return 2;
+    }
+    check(qgru_load(arguments[1], &model));
     check(qgru_get_shape(model, &shape));
     check(qgru_new_stream(model, 1, &stream));
     float *x = calloc((size_t)shape.input_size, sizeof *x);

@@ -18,7 +18,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let numbers: Vec<usize> = arguments.iter().skip(2).filter_map(|each| each.parse().ok()).collect();
     if arguments.len() != 4 || numbers.len() != 2 {
-        eprintln!("usage: {} FILE C H", arguments[0]);
+        eprintln!("usage: {} FILE C H\n  FILE  a frozen GRU: gru.freeze().save(FILE) in Python\n  C, H  its input_size and hidden_size", arguments[0]);
         std::process::exit(2);
     }
     let path = CString::new(arguments[1].as_str()).unwrap();

@@ -135,8 +135,9 @@ void test_wrong_models(const Bytes &file) {
 }
 
 void test_files() {
-    CHECK_THROWS(FileError, "Expected a readable file", Model::load("/nowhere/gru.qgru"));
-    CHECK_THROWS(FileError, "(file '/nowhere/gru.qgru')", Model::load("/nowhere/gru.qgru"));
+    CHECK_THROWS(FileError, "Expected a readable file", Model::load("/nowhere/gru.safetensors"));
+    CHECK_THROWS(FileError, "(file '/nowhere/gru.safetensors')",
+                 Model::load("/nowhere/gru.safetensors"));
     CHECK_THROWS(FileError, "Expected a regular file", Model::load("/"));
 }
 

@@ -3,6 +3,7 @@
 Public names are imported at their first use, so that `import actnn` does not import torch.
 """
 
+import logging
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -99,3 +100,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -6,10 +6,10 @@ r"""Write golden files for the C++ library: random frozen GRUs, their inputs and
 size in bytes and padded to words: the number of cases; then for each case the bytes of the file of
 the GRU, T, N, and the arrays x, h0, lengths, y, h_n. Arrays that are absent have no bytes. Layouts
 are those of the module. Values are float32, lengths int64. With --model, a small GRU of two layers
-is saved, too. `packed.bin` and `gru.qgru` of `cpp/tests` were made by
+is saved, too. `packed.bin` and `gru.safetensors` of `cpp/tests` were made by
 
     cd cpp/tests && python ../../tests/cpp/make_golden.py packed.bin --plans 150 --largest 2800 \
-        --model gru.qgru
+        --model gru.safetensors
 
 `golden.bin` has frozen files of version 1, which this program no longer writes.
 """
@@ -107,7 +107,7 @@ def run(
 def saved(gru: FrozenQuantGRU) -> bytes:
     """The bytes of the file of a GRU."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "gru.qgru"
+        path = Path(folder) / "gru.safetensors"
         gru.save(path)
         return path.read_bytes()
 

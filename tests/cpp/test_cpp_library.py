@@ -14,7 +14,7 @@ from make_golden import frozen_gru, saved
 
 from quant_gru import FrozenQuantGRU, __version__
 
-MODEL = ROOT / "cpp/tests/gru.qgru"
+MODEL = ROOT / "cpp/tests/gru.safetensors"
 pytestmark = NEEDS_TOOLS
 
 
@@ -60,7 +60,7 @@ def test_the_installed_package(build: Path, tmp_path: Path, shared: str) -> None
     y, _ = FrozenQuantGRU.load(MODEL)(torch.zeros(3, 1, 4))
     assert [float(line) for line in printed.split()] == pytest.approx(y[-1, 0].tolist(), rel=1e-5)
     gru = frozen_gru(40, 64)
-    gru.save(tmp_path / "gru.qgru")
+    gru.save(tmp_path / "gru.safetensors")
     last = float(run(tmp_path / "build/cpp", folder=tmp_path))
     assert last == pytest.approx(float(gru(torch.zeros(100, 1, 40))[0][-1, 0, -1]), rel=1e-5)
     plain = torch.nn.GRU(40, 64, bias=False)

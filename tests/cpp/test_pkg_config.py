@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cpp_build import CMAKE, NEEDS_TOOLS, ROOT, run
 
-EXAMPLE, MODEL = ROOT / "cpp/examples/run_model.c", ROOT / "cpp/tests/gru.qgru"
+EXAMPLE, MODEL = ROOT / "cpp/examples/run_model.c", ROOT / "cpp/tests/gru.safetensors"
 pytestmark = [
     NEEDS_TOOLS,
     pytest.mark.skipif(shutil.which("pkg-config") is None, reason="needs pkg-config"),

@@ -231,7 +231,7 @@ def test_sums_of_two_terms(
 def test_files_of_gru_example(build: Path, tmp_path: Path, layers: int, bias: bool) -> None:
     """From float weights of Python to files of C++, from which Python makes the same integers."""
     weights, config = tmp_path / "weights.safetensors", tmp_path / "config.json"
-    params, frozen = tmp_path / "params.json", tmp_path / "gru.qgru"
+    params, frozen = tmp_path / "params.json", tmp_path / "gru.safetensors"
     both = layers == 2
     gru = QuantGRU(5, 6, layers, bias=bias, bidirectional=both)
     save_file(float_state_dict(gru), weights)
@@ -241,8 +241,8 @@ def test_files_of_gru_example(build: Path, tmp_path: Path, layers: int, bias: bo
     printed = run(build / "gru_example", *options, "--method", "minmax", "--repeats", "0")
     assert "GRU(5, 6)" in printed
     gru.load_quant_params(params)
-    gru.freeze().save(tmp_path / "python.qgru")
-    assert frozen.read_bytes() == (tmp_path / "python.qgru").read_bytes()
+    gru.freeze().save(tmp_path / "python.safetensors")
+    assert frozen.read_bytes() == (tmp_path / "python.safetensors").read_bytes()
 
 
 def test_weights_must_fit(build: Path, tmp_path: Path) -> None:
@@ -313,9 +313,9 @@ def test_ranges_of_the_input_that_exclude_0(
     gru.export_quant_params(tmp_path / "params.json")
     assert params == (tmp_path / "params.json").read_bytes()
     assert access.parameters_text(params) == params
-    gru.freeze().save(tmp_path / "gru.qgru")
+    gru.freeze().save(tmp_path / "gru.safetensors")
     frozen = access.frozen_bytes(params, case.weights, False)
-    assert frozen == (tmp_path / "gru.qgru").read_bytes()
+    assert frozen == (tmp_path / "gru.safetensors").read_bytes()
     x = batches[0].clone()
     x[1, 0] = 0  # beyond all codes, as silence is
     x[2, 1, 2] = torch.inf
@@ -351,13 +351,13 @@ def test_zero_points_outside_of_the_codes_have_limits(
         frozen_by(access, gru, too_far)
     frozen = frozen_by(access, gru, changed(document, ["cells", 0, *place], limit))
     library.free("qgru_free_model", library.load(frozen))
-    (tmp_path / "gru.qgru").write_bytes(frozen)
+    (tmp_path / "gru.safetensors").write_bytes(frozen)
     # of version 1, whose numbers are tensors
-    first = first_version(FrozenQuantGRU.load(tmp_path / "gru.qgru"))
-    (tmp_path / "gru.qgru").write_bytes(first)
+    first = first_version(FrozenQuantGRU.load(tmp_path / "gru.safetensors"))
+    (tmp_path / "gru.safetensors").write_bytes(first)
     library.free("qgru_free_model", library.load(first))
-    tensors = load_file(tmp_path / "gru.qgru")
-    with safe_open(tmp_path / "gru.qgru", "pt") as file:
+    tensors = load_file(tmp_path / "gru.safetensors")
+    with safe_open(tmp_path / "gru.safetensors", "pt") as file:
         metadata = file.metadata()
     for name, value, said in (
         ("quantizer.input.x_l1", -129, r"zero point in \[-128, 127\], got -129"),
@@ -365,9 +365,9 @@ def test_zero_points_outside_of_the_codes_have_limits(
         ("quantizer.input.x_l0", limit - 1, r"zero point within 2097152 of all codes"),
     ):
         wrong = {**tensors, name: torch.tensor([-128, 127, value])}
-        save_file(wrong, tmp_path / "wrong.qgru", metadata)
+        save_file(wrong, tmp_path / "wrong.safetensors", metadata)
         with pytest.raises(RuntimeError, match=said):
-            library.load((tmp_path / "wrong.qgru").read_bytes())
+            library.load((tmp_path / "wrong.safetensors").read_bytes())
 
 
 def frozen_by(access: Access, gru: QuantGRU, document: dict[str, Any]) -> bytes:

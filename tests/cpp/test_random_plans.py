@@ -62,7 +62,7 @@ def test_everything_made_by_cpp(
 ) -> None:
     """Calibration, parameter file and frozen file of C++ are those of Python, and so are codes."""
     case = random_calibration(seed)
-    params, frozen = access.calibrated(case), tmp_path / "gru.qgru"
+    params, frozen = access.calibrated(case), tmp_path / "gru.safetensors"
     assert exported(case.gru, tmp_path) == params
     gru = loaded(case, params, tmp_path)
     assert exported(gru, tmp_path) == params

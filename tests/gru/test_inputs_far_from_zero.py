@@ -178,8 +178,8 @@ def test_streams_and_files(tmp_path):
         expected = gru(x)[0]
     stream = gru.stream(16)
     assert torch.equal(torch.stack([stream(step) for step in x]), expected)
-    gru.freeze().save(tmp_path / "gru.qgru")
-    assert torch.equal(FrozenQuantGRU.load(tmp_path / "gru.qgru")(x)[0], expected)
+    gru.freeze().save(tmp_path / "gru.safetensors")
+    assert torch.equal(FrozenQuantGRU.load(tmp_path / "gru.safetensors")(x)[0], expected)
     gru.export_quant_params(tmp_path / "params.json")
     other = QuantGRU(4, 6, use_quantization=True).eval()
     other.load_state_dict({k: v for k, v in gru.state_dict().items() if k != "quantization"}, False)

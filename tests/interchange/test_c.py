@@ -47,7 +47,7 @@ def test_random_plans(kind, tmp_path):
         gru, _ = random_gru(seed, kind, far=True)
         report = gru.export_c(tmp_path / str(seed), "net")
         said = selftest(report.directory, "net", *SANITIZED)
-        assert said.startswith("net: 0 of")
+        assert said.startswith("net: equal (")
         assert said.endswith(f", {report.ram_bytes} bytes of state\n")
 
 
@@ -58,7 +58,7 @@ def test_rules_of_rounding(rule, kind, tmp_path):
     for seed in range(PLANS):
         gru, _ = random_gru(seed, kind, far=True, rounding=rule)
         report = gru.export_c(tmp_path / str(seed), "net")
-        assert selftest(report.directory, "net", *SANITIZED).startswith("net: 0 of")
+        assert selftest(report.directory, "net", *SANITIZED).startswith("net: equal (")
 
 
 def quantized(config, *sizes, **options):
@@ -75,7 +75,7 @@ def quantized(config, *sizes, **options):
 def test_weights_of_few_bits(bits, base, tmp_path):
     for C, H, extreme in ((1, 1, False), (3, 5, True), (17, 6, False), (40, 33, True)):
         report = with_weights(bits, base, C, H, extreme).export_c(tmp_path / f"{C}", "net")
-        assert selftest(report.directory, "net", *SANITIZED).startswith("net: 0 of")
+        assert selftest(report.directory, "net", *SANITIZED).startswith("net: equal (")
 
 
 @pytest.mark.filterwarnings("ignore:one signed bit")
@@ -113,7 +113,7 @@ def test_presets(preset, tmp_path):
     for kind in ("pot", "free"):
         gru = quantized(config.replace_globals(scale_kind=kind), 20, 24)
         report = gru.export_c(tmp_path / kind, "speech_gru")
-        assert "speech_gru: 0 of" in selftest(report.directory, "speech_gru", "-O2")
+        assert "speech_gru: equal (" in selftest(report.directory, "speech_gru", "-O2")
         assert report.macs == 3 * 24 * (20 + 24)
         assert report.flash_bytes == report.weight_bytes + report.table_bytes
 

@@ -82,8 +82,8 @@ def test_files_keep_the_rule(rule, tmp_path):
     again.load_quant_params(tmp_path / "p.json")
     assert rules_of(again) == rules_of(gru)
     frozen = gru.freeze()
-    frozen.save(tmp_path / "gru.qgru")
-    loaded = FrozenQuantGRU.load(tmp_path / "gru.qgru")
+    frozen.save(tmp_path / "gru.safetensors")
+    loaded = FrozenQuantGRU.load(tmp_path / "gru.safetensors")
     assert rules_of(loaded) == rules_of(gru)
     assert torch.equal(loaded(x)[0], wanted)
     restored = FrozenQuantGRU.from_state_dict(frozen.state_dict())
@@ -97,8 +97,8 @@ def test_files_keep_the_rule(rule, tmp_path):
 @pytest.mark.parametrize("rule", RULES)
 def test_frozen_files_say_the_rule_in_their_document(rule, tmp_path):
     safetensors = pytest.importorskip("safetensors")
-    calibrated(rounding=rule).freeze().save(tmp_path / "gru.qgru")
-    with safetensors.safe_open(tmp_path / "gru.qgru", framework="pt") as file:
+    calibrated(rounding=rule).freeze().save(tmp_path / "gru.safetensors")
+    with safetensors.safe_open(tmp_path / "gru.safetensors", framework="pt") as file:
         document = json.loads(file.metadata()["document"])
     assert document["config"]["GRU_config"]["default_config"]["rounding"] == rule
 

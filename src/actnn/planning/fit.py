@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ FUSED = (4,)  # bits of codes that compiled blocks may compute themselves: each 
 INPUT_BITS = (4, 5, 6, 7, 8)  # that inputs of recomputed blocks may have
 MEMORY_SHARES = (0.5, 0.2)  # of what a compiled block would hold
 Choices: TypeAlias = tuple[BlockChoice, ...]  # one for each unit
+
+_logger = logging.getLogger(__name__)
 
 
 def fit(
@@ -204,7 +207,7 @@ class Planner:
                 ActNNWarning,
                 stacklevel=3,
             )
-        return Plan(
+        plan = Plan(
             choices={unit.path: each for unit, each in zip(self._units, best, strict=True)},
             budget=limit,
             predicted_peak=round(self._peaks[best] if best[0].whole else self.costs.peak(best)),
@@ -214,6 +217,8 @@ class Planner:
             noise=noise,
             notes=(*not_recomputed(self._units), *self._measurement.notes, *self._late),
         )
+        _logger.info("plan\n%s", plan)
+        return plan
 
     def _try(self, room: int, noise_price: float) -> None:
         """Measure plans for a budget: one choice for all units, and solutions.
@@ -323,6 +328,7 @@ class Planner:
             except torch.OutOfMemoryError:
                 pass
             else:
+                _logger.info("peak %s", format_bytes(self._peaks[plan]))
                 return self._peaks[plan]
             torch.cuda.empty_cache()  # here the error no longer holds tensors
         return self._peaks.get(plan, 2 * room)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from actnn.errors import ActNNError
 
 Report = Callable[[int, int, str], None]
+
+_logger = logging.getLogger(__name__)
 
 
 class Measuring:
@@ -68,6 +71,7 @@ class Measuring:
         if self._limit is not None:
             left = min(left, max(self._limit - spent, 0.0))
         text = f"{what}, about {left:.0f} s left" if self._done else what
+        _logger.info("fit %d/%d: %s", self._done + 1, self._total, text)
         if self._report is not None:
             self._report(self._done, self._total, text)
         if self._bar is not None:

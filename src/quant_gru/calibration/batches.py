@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.errors import CalibrationError
+
+_logger = logging.getLogger(__name__)
 
 
 def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | PackedSequence:
@@ -174,10 +177,12 @@ def _to_device(value: Any, device: torch.device | None) -> Any:
 def with_progress(batches: Iterable[Any], text: str, show: bool) -> Iterable[Any]:
     """Yield the same batches, with a progress bar on a terminal."""
     console = Console(stderr=True)
-    if not (show and console.is_terminal):
-        yield from batches
-        return
     total = len(batches) if isinstance(batches, Sized) else None
+    if not (show and console.is_terminal):
+        for number, batch in enumerate(batches, 1):
+            _logger.debug("%s: batch %d of %s", text, number, total or "unknown")
+            yield batch
+        return
     columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         yield from bar.track(batches, total=total)

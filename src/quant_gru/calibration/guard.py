@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from quant_gru.kernels.dispatch import executor_of
 
 # A later set must be better than the first one by this much, about 0.1 dB.
 _BETTER = 0.98
+
+_logger = logging.getLogger(__name__)
 
 
 class Judge:
@@ -65,10 +68,15 @@ def best_of(candidates: Iterable[QParams], judge: Judge) -> QParams:
     if not others:
         return first
     best, least = first, judge.error(first)
-    for each in others:
+    begin, chosen = least, 1
+    for number, each in enumerate(others, 2):
         found = judge.error(each)
         if found < _BETTER * least:
-            best, least = each, found
+            best, least, chosen = each, found, number
+    _logger.debug(
+        "set %d of %d sets of scales: squared error of the states %.3g, %.3g with the first",
+        *(chosen, len(others) + 1, least, begin),
+    )
     return best
 
 

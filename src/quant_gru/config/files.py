@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import os
 import stat
@@ -12,6 +13,8 @@ from typing import Any
 
 from quant_gru.config.file_sets import replace_all, settle
 from quant_gru.errors import ConfigError
+
+_logger = logging.getLogger(__name__)
 
 
 def read_json(path: str | os.PathLike[str], if_missing: str = "") -> Any:
@@ -40,6 +43,7 @@ def read_bytes(path: str | os.PathLike[str], if_missing: str = "") -> bytes:
     with _errors_of_reading(path, if_missing):
         settle(Path(path).parent)
         raw = Path(path).read_bytes()
+    _logger.debug("read %d bytes (file %r)", len(raw), name_of(path))
     return raw
 
 
@@ -194,6 +198,7 @@ def write_files(contents: Mapping[str | os.PathLike[str], str | bytes]) -> None:
             drafts[target] = draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
             _write_draft(draft, raw, mode)
         replace_all(drafts)
+        _logger.debug("wrote %s", ", ".join(map(repr, names.values())))
     except OSError as error:
         where = error.filename2 or name
         folder = os.path.dirname(name)

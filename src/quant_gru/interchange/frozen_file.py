@@ -12,6 +12,7 @@ tensor for each number (`derived_tensors`).
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 import struct
@@ -40,6 +41,8 @@ from quant_gru.parameters.columns import Reader, column, pack_bits, packed_size,
 FORMAT = "quant-gru-frozen"
 VERSION, FIRST_VERSION = "2", "1"
 _MATRICES, _ROWS = BUFFERS[:2], BUFFERS[2:]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def write(
         write_bytes(path, to_bytes(document, batch_first, buffers, plan))
     except ConfigError as error:
         raise ParameterError(str(error)) from None
+    _logger.info("wrote a frozen GRU, version %s of the format (file %r)", VERSION, name_of(path))
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,7 @@ def read(path: str | os.PathLike[str]) -> Content:
         document = params.unpacked(document, _bytes(tensors, "columns", where), where)
     parameters = params.from_document(document, where)
     buffers = _buffers(tensors, parameters, where) if version == VERSION else tensors
+    _logger.info("read a frozen GRU, version %s of the format (%s)", version, where)
     return Content(parameters, batch_first, buffers, tensors, version, where)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection
@@ -43,6 +45,8 @@ from quant_gru.parameters.schema import Shape
 from quant_gru.torch_ops import plan_sources
 
 Cells = list[list[QParams]]
+
+_logger = logging.getLogger(__name__)
 
 
 class OperatorState(TypedDict):
@@ -299,7 +303,10 @@ class QuantState:
             # a copy, so that the statistics survive if a scale is impossible
             collector = deepcopy(collector)
             collector.all_reduce()
+        begin = time.monotonic()
         made = collector.qparams(self.config, weights, refine)
+        seconds, cells = time.monotonic() - begin, sum(map(len, made))
+        _logger.info("made scales of %d cells by %s in %.1f s", cells, self.method, seconds)
         self._set_scales(made)
         for text in collector.notes(made):
             warnings.warn(QuantGRUWarning(text), stacklevel=caller_stacklevel())

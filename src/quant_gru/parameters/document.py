@@ -7,6 +7,7 @@ document and the weights together determine every integer of the plan.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -49,6 +50,8 @@ from quant_gru.parameters.schema import (
     Shape,
     TableParams,
 )
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ def from_document(data: Any, where: str) -> Parameters:
 def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
     """Write a parameter file atomically: on failure the previous contents remain."""
     write_text(path, to_text(document))
+    _logger.info("wrote parameters, version %d of their format (file %r)", VERSION, name_of(path))
 
 
 def to_text(document: dict[str, Any]) -> str:
@@ -168,7 +172,9 @@ def read(path: str | os.PathLike[str]) -> Parameters:
         data = read_json(path)
     except ConfigError as error:
         raise ParameterError(str(error)) from None
-    return from_document(data, where)
+    found = from_document(data, where)
+    _logger.info("read parameters, version %s of their format (%s)", data.get("version"), where)
+    return found
 
 
 def to_tensor(document: dict[str, Any]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from quant_gru.whole_models.fit_weights import fit_weights as fit
 from quant_gru.whole_models.fit_weights import operands
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+
+_logger = logging.getLogger(__name__)
 
 
 def calibrate_model(
@@ -153,6 +156,7 @@ def collect(
     finally:
         for gru, on in quantized:
             gru.use_quantization = on
+    _logger.info("%d batches observed by %s", count, ", ".join(map(repr, grus)))
     if count == 0:
         raise CalibrationError("Expected at least one batch to calibrate with, got none")
 

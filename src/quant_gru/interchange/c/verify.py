@@ -54,12 +54,13 @@ def verify_c(
         if built.returncode:
             raise QuantGRUError(_reason_of(built.stderr, name, where))
         ran = _done([program], where)
-    found = re.match(rf"{name}: (\d+) of (\d+) codes differ", ran.stdout)
+    said = rf"{name}: (?:(\d+) of (\d+) codes differ|equal \((\d+) codes\))"
+    found = re.match(said, ran.stdout)
     if not found or ran.returncode not in (0, 1):
         raise QuantGRUError(
             f"Expected a program that counts codes, got exit status {ran.returncode} ({where})"
         )
-    return int(found[1]), int(found[2])
+    return int(found[1] or 0), int(found[2] or found[3])
 
 
 def _name_in(folder: Path) -> str:

@@ -73,10 +73,10 @@ class OutputDifference(Difference):
         return self.differing > 0
 
     def __str__(self) -> str:
-        return (
-            f"{self.differing} of {self.values} values differ beyond rounding; the largest "
-            f"difference is {self.largest_real:.3g}"
-        )
+        largest = f"the largest difference is {self.largest_real:.3g}"
+        if not self.wrong:
+            return f"equal but for rounding ({self.values} values); {largest}"
+        return f"{self.differing} of {self.values} values differ beyond rounding; {largest}"
 
 
 def session_of(model: bytes | str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -16,6 +18,8 @@ from quant_gru.kernel_runtime.errors import KernelError, raised_as
 _OPTIONS = ("--device-as-default-execution-space", "--std=c++17", "--fmad=false")
 # Omits declarations of textures and of the runtime library, which precede every source.
 _MINIMAL, _MINIMAL_SINCE = "--minimal", (12, 4)
+
+_logger = logging.getLogger(__name__)
 
 
 def available() -> bool:
@@ -67,8 +71,15 @@ def machine_code(sources: Sources, name: str, macros: Mapping[str, object], arch
         key = disk_cache.key((source, *headers, *headers.values(), *options, version()))
         code = sources.cache.load(key)
         if code is None:
+            begin = time.monotonic()
             code = compile_source(sources, name, source, options)
+            seconds = time.monotonic() - begin
+            _logger.info(
+                "compiled %s.cu for %s in %.1f s: %d bytes", name, arch, seconds, len(code)
+            )
             sources.cache.store(key, code)
+        else:
+            _logger.debug("%s.cu for %s: cached as %s", name, arch, key)
         return code
 
 

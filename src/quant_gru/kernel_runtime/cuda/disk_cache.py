@@ -7,6 +7,7 @@ that other users can write is not used. `native/cubin_cache.cpp` has the same ru
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import stat
 import uuid
@@ -22,6 +23,7 @@ _SUFFIX = ".cubin"
 _DIGEST_BYTES = 32
 _MOST_BYTES = 1 << 28
 
+_logger = logging.getLogger(__name__)
 _distrusted: set[Path] = set()
 
 
@@ -101,14 +103,17 @@ class DiskCache:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
             # the umask decides who can read and write it, except for what would not be trusted
             handle = os.open(temporary, flags, 0o664)
-        except (OSError, KernelError):
+        except (OSError, KernelError) as error:
+            _logger.info("compiled kernels are not cached: %s", error)
             return
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(_digest(name, content) + content)
             # The replacement is atomic, also if several processes write the same entry.
             os.replace(temporary, folder / (name + _SUFFIX))
-        except OSError:
+            _logger.debug("cached %s in '%s'", name, folder)
+        except OSError as error:
+            _logger.info("'%s' takes no compiled kernels: %s", folder, error)
             temporary.unlink(missing_ok=True)
 
     def _is_trusted(self, folder: Path) -> bool:

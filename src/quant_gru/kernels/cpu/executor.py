@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from quant_gru.kernels.cpu.plan_packing import pack, pack_requantizer, pack_weig
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
 _CPU = torch.device("cpu")
+_logger = logging.getLogger(__name__)
 
 # A native layer is kept as long as the weight part from which it was made.
 _packed: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, _native.Layer]]] = (
@@ -181,6 +183,8 @@ def stack_of(plan: GRUPlan, variant: str | None = None) -> Stack | None:
             return kept.stack
         variant = chosen()
     if variant == REFERENCE or plan.is_far:
+        why = "a zero point of the input is outside of its codes" if plan.is_far else VARIABLE
+        _logger.debug("plan on the CPU: the reference executor, because of %s", why)
         return None
     cells = [cell for layer in plan.cells for cell in layer]
     parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
@@ -192,6 +196,8 @@ def stack_of(plan: GRUPlan, variant: str | None = None) -> Stack | None:
     ):
         narrow = all(is_narrow(cell, variant) for cell in cells)
         stack = Stack(plan, variant) if narrow else None
+        how = "whole calls" if narrow else "each layer by itself, as operators have over 16 bits"
+        _logger.debug("plan of %d cells on the CPU: %s kernels, %s", len(cells), variant, how)
         kept = _Kept(weakref.ref(plan), [weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept
     return kept.stack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from typing import Any
 
@@ -21,6 +22,7 @@ from quant_gru.kernels.cuda.plan.tensors import numbers_of
 _MOST_SCHEDULES = 64
 _KEPT_BYTES = 8 << 20
 _MISSING: Any = object()
+_logger = logging.getLogger(__name__)
 
 # A stack is kept as long as the first cell's weight part. It must not reference that part.
 _stacks: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], Stack | None]] = (
@@ -55,6 +57,8 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
         machine = machine_of(device)
     runs = all(numbers_of(cell).form.narrow for cell in cells)
     stack = Stack(plan, machine) if runs else None
+    how = "whole calls" if runs else "each layer by itself, as operators have over 16 bits"
+    _logger.debug("plan of %d cells on %s: %s kernels, %s", len(cells), device, machine.arch, how)
     if not capturing(device):
         # a captured graph computes nothing before its replay
         refs = [weakref.ref(part) for part in parts]

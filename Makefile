@@ -18,7 +18,7 @@ $(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$
 	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --output-on-failure $(3)
 endef
 
-.PHONY: help demo test test-slow test-all test-real lint format sanitize docs-cpp tarball-cpp clean
+.PHONY: help demo test test-slow test-all test-real lint docs format sanitize docs-cpp tarball-cpp clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"
 	@echo "make test    run the tests, but for those of the next line"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-all  run both"
 	@echo "make test-real  run published models in float, with every preset and in every executor"
 	@echo "make lint    run ruff and mypy"
+	@echo "make docs    build the documentation as a site in build/site; a warning or a dead link is an error"
 	@echo "make format  let ruff and clang-format rewrite the sources"
 	@echo "make sanitize  run the kernels and the C++ library under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make docs-cpp  write the reference of the C++ library with Doxygen"
@@ -90,6 +91,15 @@ sanitize: $(BUILT)
 		$(BIN)/python tests/kernels/sanitized_sweep.py $(abspath $(SANITIZED))
 	$(call check_cpp,address,address$(comma)undefined$(comma)float-cast-overflow)
 	$(call check_cpp,thread,thread,--exclude-regex reader)
+
+# The pages are read as text, and so are the sources: a site needs no compiled kernels.
+$(VENV)/.docs: $(READY) pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $$(sed -n '/^docs = \[/,/^]/s/^ *"\(.*\)",.*/\1/p' pyproject.toml)
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "== The site is build/site; to read it: $(BIN)/python -m http.server --directory build/site"
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

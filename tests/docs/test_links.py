@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import quant_gru
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *sorted(ROOT.glob("*.md")),
@@ -40,11 +42,30 @@ def test_paths_of_files(page):
         assert any((root / path).exists() for root in roots), path
 
 
-def test_the_picture_of_a_call():
-    """It is what its script makes, and its places exist."""
+PICTURES = ["accuracy_bits", "call", "cell", "speed", "targets"]
+
+
+@pytest.fixture(params=PICTURES)
+def picture(request, monkeypatch):
+    """What the script of a picture makes."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "images"))
+    return request.param, runpy.run_path(str(ROOT / "docs" / "images" / f"{request.param}.py"))
+
+
+def test_pictures_are_what_their_scripts_make(picture):
+    name, made = picture
+    drawn = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+    assert made["picture"]() == drawn, f"python docs/images/{name}.py"
+
+
+def test_names_in_the_picture_of_targets_are_public():
+    text = (ROOT / "docs" / "images" / "targets.svg").read_text(encoding="utf-8")
+    for call in re.findall(r">(?:QuantGRU\.)?((?:export|from|trace|convert|calibrate)_\w+)", text):
+        assert hasattr(quant_gru, call) or hasattr(quant_gru.QuantGRU, call), call
+
+
+def test_places_in_the_picture_of_a_call_exist():
     made = runpy.run_path(str(ROOT / "docs" / "images" / "call.py"))
-    drawn = (ROOT / "docs" / "images" / "call.svg").read_text(encoding="utf-8")
-    assert made["picture"]() == drawn
     for *_, places, _ in made["BOXES"].values():
         for place in places.removeprefix("torch.nn.GRU, ").split(", "):
             path = SOURCES / place

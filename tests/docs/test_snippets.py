@@ -1,7 +1,10 @@
 """Every snippet of the documentation runs; links lead somewhere; the published schema is real."""
 
+import contextlib
+import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,22 +19,12 @@ LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 
 FENCE = re.compile(r"^(?:<!-- (?P<skip>no-run) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S)
 
-# What a page takes for granted: the files of a run of the demo.
-BEFORE = {
-    "demo.md": """
-from pathlib import Path
-
-import torch
-from quant_gru.demo.comparison import quantize, variants
-from quant_gru.demo.data import Sequences
-from quant_gru.demo.model import SequenceClassifier
-from quant_gru.demo.output import OutputFolder
-
-data = Sequences(torch.rand(16, 8, 8), torch.full((16,), 8), torch.zeros(16, dtype=torch.int64))
-model = quantize(SequenceClassifier(8, 64, 10), variants()["int8"], data)
-OutputFolder.prepare(Path("demo_output")).save(model)
-""",
-}
+# After each of its blocks, the tutorial shows what the block prints.
+PRINTED = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n+(?P<trained><!-- trained -->\n)?```text\n(?P<text>.*?)^```$",
+    re.M | re.S,
+)
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
 def snippets(page):
@@ -44,13 +37,41 @@ def snippets(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_snippets_run(page, tmp_path, monkeypatch):
+    """From an empty namespace and folder, as for a reader who pastes a page from its top."""
+    if page.name == "tutorial.md" and shutil.which("cc") is None:
+        pytest.skip("needs a C compiler, cc")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    text = page.read_text(encoding="utf-8")
+    shown = {found["code"]: found for found in PRINTED.finditer(text)}
     namespace = {"__name__": "snippets"}
-    exec(BEFORE.get(page.name, ""), namespace)
-    for line, code in snippets(page):
-        # Blank lines in front, so that a failure names the line of the page.
-        exec(compile("\n" * line + code, str(page), "exec"), namespace)
+    try:
+        for line, code in snippets(page):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                # Blank lines in front, so that a failure names the line of the page.
+                exec(compile("\n" * line + code, str(page), "exec"), namespace)
+            if page.name == "tutorial.md":
+                assert_printed(shown[code], out.getvalue())
+    finally:
+        torch.set_num_threads(threads)
+
+
+def assert_printed(found, printed):
+    """A block prints what the page shows below it.
+
+    Training in float differs between processors. Numbers after it may differ by 4 or by 2 %.
+    """
+    words = [NUMBER.sub("0", text).split() for text in (found["text"], printed)]
+    assert words[0] == words[1]
+    if not found["trained"]:
+        assert found["text"].split() == printed.split()
+    for page, here in zip(
+        *(NUMBER.findall(text) for text in (found["text"], printed)), strict=True
+    ):
+        expected = float(page.replace(",", ""))
+        assert abs(float(here.replace(",", "")) - expected) <= max(4, 0.02 * expected)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

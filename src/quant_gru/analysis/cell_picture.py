@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 
-_W, _H = 92, 34
+WIDTH, HEIGHT = 92, 34
 
 # Column and row of each operator, and its text.
-_AT: dict[str, tuple[float, float, str]] = {
+PLACES: dict[str, tuple[float, float, str]] = {
     "input.x": (0, 0, "x"),
     "weight.W": (0, 1, "W"),
     "weight.bw": (0, 2, "bw"),
@@ -27,7 +27,7 @@ _AT: dict[str, tuple[float, float, str]] = {
     "op.new_contrib": (6.25, 1.6, "(1 - z) · g"),
     "output.h": (6.25, 0, "h"),
 }
-_ARROWS = (
+ARROWS = (
     ("input.x", "matmul.Wx"),
     ("weight.W", "matmul.Wx"),
     ("weight.bw", "matmul.Wx"),
@@ -63,24 +63,24 @@ def cell_picture(
         links: Operator -> where a click leads, '' for nowhere.
     """
     most = max(shares.values(), default=0.0) or 1.0
-    parts = [_arrow(a, b) for a, b in _ARROWS]
-    for name, (_, _, text) in _AT.items():
-        x, y = _corner(name)
+    parts = [arrow(a, b) for a, b in ARROWS]
+    for name, (_, _, text) in PLACES.items():
+        x, y = corner(name)
         share = shares.get(name)
         width = bits.get(name)
         opacity = 0.0 if share is None else 0.08 + 0.72 * (share / most) ** 0.5
         below = "not rounded" if width is None else f"{width} bits"
         if share is not None:
             below += f" · {100 * share:.1f} %"
+        at = f'x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="6"'
         box = (
-            f'<rect x="{x:.0f}" y="{y:.0f}" width="{_W}" height="{_H}" rx="6" class="box"/>'
-            f'<rect x="{x:.0f}" y="{y:.0f}" width="{_W}" height="{_H}" rx="6" fill="#d9480f" '
+            f'<rect {at} class="box"/><rect {at} fill="#d9480f" '
             f'fill-opacity="{opacity:.2f}" stroke="currentColor" '
             + ('stroke-dasharray="3 3" ' if width is None else "")
             + 'stroke-opacity=".5"/>'
-            f'<text x="{x + _W / 2:.0f}" y="{y + 14:.0f}" text-anchor="middle" font-size="12" '
+            f'<text x="{x + WIDTH / 2:.0f}" y="{y + 14:.0f}" text-anchor="middle" font-size="12" '
             f'fill="currentColor">{html.escape(text)}</text>'
-            f'<text x="{x + _W / 2:.0f}" y="{y + 27:.0f}" text-anchor="middle" font-size="10" '
+            f'<text x="{x + WIDTH / 2:.0f}" y="{y + 27:.0f}" text-anchor="middle" font-size="10" '
             f'fill="currentColor" fill-opacity=".75">{below}</text>'
         )
         title = f"<title>{html.escape(name)}</title>"
@@ -94,22 +94,29 @@ def cell_picture(
     )
 
 
-def _corner(name: str) -> tuple[float, float]:
-    column, row, _ = _AT[name]
+def corner(name: str) -> tuple[float, float]:
+    """Return the upper left corner of an operator's box."""
+    column, row, _ = PLACES[name]
     return 8 + 100 * column, 10 + 52 * row
 
 
-def _arrow(first: str, then: str) -> str:
+def arrow(first: str, then: str) -> str:
     """Return a curve from the right of one box to the left of another, or between their middles."""
-    (ax, ay), (bx, by) = _corner(first), _corner(then)
-    if abs(ax - bx) < _W:
+    (ax, ay), (bx, by) = corner(first), corner(then)
+    if ax == bx and abs(ay - by) > 3 * HEIGHT:  # round the box between them
+        x, y, u, v = ax + WIDTH, ay + HEIGHT / 2, bx + WIDTH, by + 0.8 * HEIGHT
+        return _curve(x, y, x + 30, u, v)
+    if abs(ax - bx) < WIDTH:
         up = by < ay
-        x, y = ax + _W / 2, ay if up else ay + _H
-        u, v = bx + _W / 2, by + _H if up else by
+        x, y = ax + WIDTH / 2, ay if up else ay + HEIGHT
+        u, v = bx + WIDTH / 2, by + HEIGHT if up else by
     else:
-        x, y, u, v = ax + _W, ay + _H / 2, bx, by + _H / 2
-    middle = (x + u) / 2
+        x, y, u, v = ax + WIDTH, ay + HEIGHT / 2, bx, by + HEIGHT / 2
+    return _curve(x, y, (x + u) / 2, u, v)
+
+
+def _curve(x: float, y: float, between: float, u: float, v: float) -> str:
     return (
-        f'<path d="M{x:.0f} {y:.0f}C{middle:.0f} {y:.0f} {middle:.0f} {v:.0f} {u:.0f} {v:.0f}" '
+        f'<path d="M{x:.0f} {y:.0f}C{between:.0f} {y:.0f} {between:.0f} {v:.0f} {u:.0f} {v:.0f}" '
         'fill="none" stroke="currentColor" stroke-opacity=".35"/>'
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
@@ -57,6 +58,50 @@ def test_an_opset_without_int4(tmp_path: Path) -> None:
     found = bytes_by_type(onnx.load(tmp_path / "gru.onnx"))
     assert TensorProto.INT4 not in found
     assert found[TensorProto.INT8] >= 3 * H * (C + H)
+
+
+RUNTIME = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+
+
+class Whole(torch.nn.Module):
+    """A GRU between other layers."""
+
+    def __init__(self, gru: torch.nn.Module) -> None:
+        super().__init__()
+        self.gru, self.head = gru, torch.nn.Linear(H, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.gru(torch.clamp(x, -3, 3))
+        return torch.relu(self.head(y))
+
+
+@pytest.mark.skipif(RUNTIME < (1, 25), reason="not for an ONNX Runtime without opset 25")
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("bits", "type_"), [(2, "INT2"), (4, "INT4")])
+def test_opset_25(bits: int, type_: str, whole: bool, tmp_path: Path) -> None:
+    gru = with_weights(bits, "int8", C, H)
+    model = Whole(gru).eval() if whole else gru
+    report = export_onnx(model, tmp_path / "gru.onnx", torch.randn(5, 2, C), opset=25)
+    assert report
+    assert all(each.differing == 0 for each in report.values())
+    written = onnx.load(tmp_path / "gru.onnx")
+    onnx.checker.check_model(written, full_check=True)
+    assert {each.domain: each.version for each in written.opset_import} == {"": 25}
+    assert written.ir_version == 13
+    found = bytes_by_type(written)
+    assert found[getattr(TensorProto, type_)] >= 3 * H * (C + H) * bits // 8
+    assert found.get(TensorProto.INT8, 0) < 3 * H * C // 2
+
+
+@pytest.mark.parametrize("profile", ["qdq", "node", "float"])
+@pytest.mark.parametrize("opset", [22, 23])
+def test_opsets_in_other_profiles(opset: int, profile: str, tmp_path: Path) -> None:
+    gru = with_weights(8, "w8a16", C, H)
+    export_onnx(gru, tmp_path / "gru.onnx", torch.randn(5, 2, C), profile, opset=opset)
+    written = onnx.load(tmp_path / "gru.onnx")
+    onnx.checker.check_model(written, full_check=True)
+    assert {each.domain: each.version for each in written.opset_import} == {"": opset}
+    assert written.ir_version == {22: 10, 23: 11}[opset]
 
 
 def float_file(path: Path, opset: int) -> None:

@@ -252,7 +252,7 @@ class PlanCache(CallKeeper):
         if kept and kept[0] is q and all(map(Stamp.matches, kept[1], w)):
             return kept[2]
         W, R, bw, br = w
-        unseen = any(each is not None and each.is_inference() for each in w)
+        unseen = any(map(Tensor.is_inference, [each for each in w if each is not None]))
         if unseen or capturing(W.device):
             # Inference tensors have no version, so a change of them would be missed. Results of a
             # captured graph exist only after it has run.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, repeat
+from operator import truediv
 
 import torch
 from torch import Tensor
@@ -172,7 +173,10 @@ class GRUPlan:
     @property
     def is_far(self) -> bool:
         """Whether the input of the GRU has a zero point outside of its codes."""
-        return any(cell.border.is_outside for cell in self.cells[0])
+        for cell in self.cells[0]:
+            if cell.border.is_outside:
+                return True
+        return False
 
 
 def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
@@ -184,7 +188,7 @@ def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
         )
         for lower, upper in pairwise(cells)
     )
-    return GRUPlan(tuple(tuple(layer) for layer in cells), between)
+    return GRUPlan(tuple(map(tuple, cells)), between)
 
 
 def largest_one_minus(one: int, z: Quantizer) -> int:
@@ -213,7 +217,7 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
         out = q[name]
         scales, bounds = zip(*terms, strict=True)
         sums[name] = several_terms(
-            [scale / out.scale for scale in scales],
+            list(map(truediv, scales, repeat(out.scale))),
             bounds,
             bits=out.bits,
             lo=out.lo,

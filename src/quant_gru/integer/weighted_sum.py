@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
-from operator import mul, or_
+from itertools import repeat
+from operator import mul, or_, rshift
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -146,7 +147,7 @@ def several_terms(
     if pot:
         joint = reduce(or_, Ms)
         common = (joint & -joint).bit_length() - 1
-        Ms, k = [M >> common for M in Ms], k - common
+        Ms, k = list(map(rshift, Ms, repeat(common))), k - common
     return WeightedSum(tuple(Ms), k, zero_point, lo, hi, tier_of(Ms, bounds, k), rounding)
 
 
@@ -227,7 +228,7 @@ def exact_matmul(v: Tensor, weight: Tensor, bound: int) -> Tensor | WideIntegers
 
 
 def _multipliers(ratios: Sequence[float], k: int) -> list[int]:
-    return [round(math.ldexp(ratio, k)) for ratio in ratios]
+    return list(map(round, map(math.ldexp, ratios, repeat(k))))
 
 
 def _shift_of_24_bits(ratios: Sequence[float]) -> int:

@@ -117,7 +117,7 @@ class LiveWeights:
             self.qparams.pinned.keys() & set(WEIGHTS)
             # the product of the offset with the codes is only in `build_weights`
             or self.qparams.quantizers["input.x"].is_outside
-            or any((config[name].granularity or "channel") != "channel" for name in WEIGHTS)
+            or {config.operators[name].granularity for name in WEIGHTS} - {"channel", None}
             or max(self.part.bits_W, self.part.bits_R) > _MATRIX_BITS
         ):
             return None
@@ -373,15 +373,17 @@ def tensors_of(part: WeightPart) -> list[Tensor]:
 def _empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> WeightPart:
     """Return a part with the right shapes and dtypes. Its numbers are undefined."""
     q, rows, device = frozen.quantizers, W.shape[0], W.device
-    bits = {name: qparams.config[name].bitwidth or 1 for name in WEIGHTS}
+    operators = qparams.config.operators
+    bits = {name: operators[name].bitwidth or 1 for name in WEIGHTS}
     sizes = {"weight.W": tuple(W.shape), "weight.R": tuple(R.shape)}
 
-    def codes(name: str) -> Tensor:
-        container = container_dtype(*code_limits(bits[name], signed=True))
-        return torch.zeros(sizes.get(name, (rows,)), dtype=container, device=device)
+    containers = {n: container_dtype(*code_limits(n, signed=True)) for n in {*bits.values()}}
 
-    def integers() -> Tensor:
-        return torch.zeros(rows, dtype=torch.int64, device=device)
+    def codes(name: str) -> Tensor:
+        dtype = containers[bits[name]]
+        return torch.zeros(sizes.get(name, (rows,)), dtype=dtype, device=device)
+
+    integers = partial(torch.zeros, rows, dtype=torch.int64, device=device)
 
     def product(name: str, operand: Quantizer, result: str) -> tuple[WeightedSum, int]:
         K = sizes[name][1]

@@ -80,8 +80,9 @@ def export_onnx(
         batch: A number of rows that is fixed in the file, that of the example; None for any.
         time: A number of steps that is fixed in the file, likewise. Of a whole model it is the
             size of the inputs from which the steps of its GRUs follow. One step has no Scan.
-        opset: Version of ONNX's operators, 17 to 21. Before 21 codes of 16 bits in the profiles
-            'qdq' and 'node' need operators of ONNX Runtime.
+        opset: Version of ONNX's operators, 17 to 25. Before 21 codes of 16 bits in the profiles
+            'qdq' and 'node' need operators of ONNX Runtime; from 25 on weights of up to 2 bits are
+            INT2.
 
     Returns:
         Output of a GRU ('output', 'h_n'; in a whole model 'encoder.output') -> how many codes

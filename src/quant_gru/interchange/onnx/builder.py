@@ -19,7 +19,7 @@ Typed: TypeAlias = "tuple[Value, str, int]"
 
 OPSET = 21  # the first opset with INT4, and with 16-bit QuantizeLinear and DequantizeLinear
 INT2_OPSET = 25
-OPSETS = range(17, OPSET + 1)
+OPSETS = range(17, INT2_OPSET + 1)
 MICROSOFT = "com.microsoft"
 CONTAINERS = {"torch.int8": "INT8", "torch.uint8": "UINT8", "torch.int16": "INT16"}
 CONTAINERS |= {"torch.int32": "INT32", "torch.int64": "INT64"}
@@ -230,7 +230,8 @@ def static_size(value: Value, axis: int) -> int | None:
 
 def ir_version(opset: int) -> int:
     """Return the version of the file format that came with an opset."""
-    return 8 if opset < 19 else 9 if opset < 21 else 10
+    newest = {19: 9, 21: 10, 23: 11, 24: 12, 25: 13}
+    return max((ir for first, ir in newest.items() if first <= opset), default=8)
 
 
 def model_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -54,14 +56,13 @@ def pack_weights(plan: CellPlan, keep: list[Tensor]) -> dict[str, Any]:
         keep: Receives the tensors that the caller must keep alive.
     """
     w, q = plan.weights, plan.frozen.quantizers
-    single = torch.float32
+    W_scales, R_scales = w.scales["weight.W"], w.scales["weight.R"]
     return {
-        "W": _pointer(w.W, w.W.dtype, keep),
-        "R": _pointer(w.R, w.R.dtype, keep),
+        **_pointers(keep, w.W.dtype, W=w.W),
+        **_pointers(keep, w.R.dtype, R=w.R),
+        **_pointers(keep, torch.float32, W_scales=W_scales, R_scales=R_scales),
         "W_bytes": w.W.element_size(),
         "R_bytes": w.R.element_size(),
-        "W_scales": _pointer(w.scales["weight.W"], single, keep),
-        "R_scales": _pointer(w.scales["weight.R"], single, keep),
         "s_x": plan.x.scale,
         "s_h": plan.h.scale,
         "s_Rh": q["matmul.Rh"].scale,
@@ -71,9 +72,10 @@ def pack_weights(plan: CellPlan, keep: list[Tensor]) -> dict[str, Any]:
     }
 
 
-def pack_quantizer(q: Quantizer) -> QuantizerTuple:
-    """Return a quantizer as native code reads it."""
-    return q.bits, q.signed, q.scale, q.zero_point
+pack_quantizer: Callable[[Quantizer], QuantizerTuple] = attrgetter(
+    "bits", "signed", "scale", "zero_point"
+)
+"""Returns a quantizer as native code reads it."""
 
 
 def pack_requantizer(
@@ -85,16 +87,19 @@ def pack_requantizer(
     return k, M, pack_quantizer(below), pack_quantizer(above), rule
 
 
-def _pointer(tensor: Tensor, dtype: torch.dtype, keep: list[Tensor]) -> int:
-    # The tensors are on the CPU already. `.to` guarantees that no device address reaches native
-    # code.
-    converted = tensor.to("cpu", dtype).contiguous()
-    keep.append(converted)
-    return converted.data_ptr()
+def _pointers(keep: list[Tensor], dtype: torch.dtype, **tensors: Tensor) -> dict[str, int]:
+    found = {}
+    for name, tensor in tensors.items():
+        # The tensors are on the CPU already. `.to` guarantees that no device address reaches native
+        # code.
+        converted = tensor.to("cpu", dtype).contiguous()
+        keep.append(converted)
+        found[name] = converted.data_ptr()
+    return found
 
 
 def _sum(each: WeightedSum) -> tuple[int, list[int]]:
-    return int(each.shift), [int(M) for M in each.multipliers]
+    return int(each.shift), list(map(int, each.multipliers))
 
 
 def _table(table: Table, keep: list[Tensor]) -> dict[str, Any]:
@@ -107,8 +112,7 @@ def _table(table: Table, keep: list[Tensor]) -> dict[str, Any]:
         "zero": table.zero_point,
         "lo": table.lo,
         "hi": table.hi,
-        "bounds": _pointer(table.bounds, torch.int64, keep),
-        "coefficients": _pointer(table.coefficients, torch.int64, keep),
+        **_pointers(keep, torch.int64, bounds=table.bounds, coefficients=table.coefficients),
     }
 
 
@@ -122,9 +126,7 @@ def _matrix(
     dtype = container_dtype(*code_limits(bits, signed=True))
     return {
         "bits": bits,
-        "codes": _pointer(codes, dtype, keep),
         "kind": str(dtype).removeprefix("torch."),
-        "bias": _pointer(bias, torch.int64, keep),
-        "M": _pointer(M, torch.int64, keep),
-        "k": _pointer(k, torch.int64, keep),
+        **_pointers(keep, dtype, codes=codes),
+        **_pointers(keep, torch.int64, bias=bias, M=M, k=k),
     }

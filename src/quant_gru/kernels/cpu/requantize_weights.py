@@ -45,7 +45,10 @@ class Writer:
 
     def takes(self, *values: Tensor | None) -> bool:
         """Whether these weights are on the CPU and float32 represents them exactly."""
-        return all(v is None or (v.dtype in _EXACT and v.device.type == "cpu") for v in values)
+        for v in values:
+            if v is not None and not (v.dtype in _EXACT and v.is_cpu):
+                return False
+        return True
 
     def write(
         self,
@@ -69,7 +72,7 @@ class Writer:
         values = [_plain(v) for v in (*matrices, *biases)]
         if dropped is not None:
             dropped = dropped.to("cpu", torch.bool).contiguous()
-        W, R, bw, br, zeroed = (0 if v is None else v.data_ptr() for v in (*values, dropped))
+        W, R, bw, br, zeroed = [0 if v is None else v.data_ptr() for v in (*values, dropped)]
         written = self.native.write(W, R, bw, br, zeroed, 1.0 - p, torch.get_num_threads())
         if written:
             repack(self._part)
@@ -95,13 +98,13 @@ def _operand(which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart)
     assert isinstance(M, Tensor)
     assert isinstance(k, Tensor)
     mean = None if which else qparams.input_mean
-    q, bits = frozen.quantizers, qparams.config[weight].bitwidth or 1
+    q, bits = frozen.quantizers, part.bits_R if which else part.bits_W
     operand = q["output.h" if which else "input.x"]
     errors, factors = (None, None) if mean is None else mean.on(codes.device, bits)
     return {
         "n": codes.shape[1],
         "bits": bits,
-        "b_bits": qparams.config[bias].bitwidth or 1,
+        "b_bits": qparams.config.operators[bias].bitwidth or 1,
         "codes": codes.data_ptr(),
         "b_codes": b_codes.data_ptr(),
         "b_bytes": b_codes.element_size(),

@@ -13,6 +13,6 @@ def __getattr__(name: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"Expected the compiled module {__name__}._native, got: {error}. Installing quant-gru "
-            "builds it: run 'python -m pip install --force-reinstall --no-deps quant-gru', or "
-            "'python -m pip install -e .' in the source tree"
+            "builds it, unless QUANT_GRU_PARTS=actnn: run 'python -m pip install --force-reinstall "
+            "--no-deps quant-gru', or 'python -m pip install -e .' in the source tree"
         ) from error

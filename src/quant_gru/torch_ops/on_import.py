@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 
 _PACKAGE = __name__.partition(".")[0]
@@ -51,9 +52,13 @@ class _AfterTorch:
 
 
 def _register() -> None:
-    """Import the operators, unless a module that they may need is only partly imported."""
+    """Import the operators, unless a module that they may need is missing or partly imported.
+
+    A build for actnn alone has no kernels of the GRU, and `quant_gru.kernels` says so when asked.
+    """
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         if name.startswith(f"{_PACKAGE}.") and getattr(spec, "_initializing", False):
             return
-    import_module(_OPERATORS)
+    if find_spec(f"{_PACKAGE}.kernels._native") is not None:
+        import_module(_OPERATORS)

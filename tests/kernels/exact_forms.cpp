@@ -59,6 +59,7 @@ constexpr float kRound = 12582912.f;
 using OperandByte = int16_t;
 #include "cpu/isa/gates.inl"
 #include "cpu/isa/lanes.inl"
+#include "cpu/isa/rules.inl"
 }  // namespace
 }  // namespace quant_gru
 

@@ -44,8 +44,8 @@ def drawn(plan, x, h0, lengths=None, reverse=False, held=None, seed=0) -> Drawn:
     return Drawn(tape, grad_out, torch.randn(h0.shape, generator=generator))
 
 
-def random_drawn(seed: int, kind: str) -> Drawn:
-    case = random_case(seed, kind)
+def random_drawn(seed: int, kind: str, rounding: str = "half_even") -> Drawn:
+    case = random_case(seed, kind, rounding)
     shape = (*case.x.shape[:2], case.plan.hidden_size)
     generator = torch.Generator().manual_seed(seed)
     held = torch.rand(shape, generator=generator) < 0.3 if seed % 3 == 0 else None

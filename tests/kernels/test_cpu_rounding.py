@@ -10,16 +10,20 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
+from quant_gru.integer.backward import straight_through
 from quant_gru.kernels.cpu import executor
+from quant_gru.kernels.cpu.backward import backward
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_plans import random_case
+from test_cpu_backward import ALL, assert_close, calibrated, random_drawn
 
 pytestmark = pytest.mark.slow
 
 NATIVE = executor.choices()[:-1]
 RULES = [rule for rule in ROUNDINGS if rule != "half_even"]
 SWEEP = {"w8a8": 120, "w8a16": 80, "w16a16": 60, "mixed": 60, "wide": 30}
+GRADIENTS = {"w8a8": 40, "w8a16": 30, "w16a16": 20, "mixed": 20}
 
 
 @pytest.mark.usefixtures("cheap_threads")
@@ -35,6 +39,47 @@ def test_random_plans(rule, kind):
             )
             for ours, theirs in zip(got, expected, strict=True):
                 assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
+
+
+@pytest.mark.usefixtures("cheap_threads")
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("rule", RULES)
+def test_gradients_of_random_plans(rule, kind):
+    for seed in range(GRADIENTS[kind]):
+        case = random_drawn(seed, kind, rule)
+        expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
+        for variant in NATIVE:
+            got = backward(case.tape, case.grad_out, case.grad_last, ALL, variant, 1 + seed % 2)
+            assert_close(got, expected, case.tape, f"seed {seed}, {kind}, {variant}")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "config",
+    [
+        QuantConfig.int8(),
+        QuantConfig.int8().replace_globals(scale_kind="free"),
+        QuantConfig.w8a16(),
+        QuantConfig.w8a16().replace_globals(scale_kind="free"),
+        QuantConfig.int16(),
+    ],
+    ids=["int8", "int8-free", "w8a16", "w8a16-free", "int16"],
+)
+def test_every_rule_has_the_kernel_of_half_even(config, rule):
+    def kinds(rounding):
+        plan = calibrated(config.replace_globals(rounding=rounding), 8, 16)
+        return [executor.layer_of(plan, variant).kind for variant in NATIVE]
+
+    assert kinds(rule) == kinds("half_even")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_processor_rounds_to_the_nearest_after_a_call(rule):
+    case = random_case(0, "w8a8", rule)
+    a, b = 0.1, 0.2
+    for variant in NATIVE:
+        executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, variant, 1)
+        assert a + b == 0.30000000000000004  # 0.3 in the other directions
 
 
 def module(rule, bits, scale_kind, **fields):
@@ -65,7 +110,9 @@ def real_values(gru, ties=True):
         ("double", {"rounding_input": "floor"}),
     ],
 )
-@pytest.mark.parametrize(("bits", "scale_kind"), [(8, "pot"), (8, "free"), (16, "pot")])
+@pytest.mark.parametrize(
+    ("bits", "scale_kind"), [(8, "pot"), (8, "free"), (16, "pot"), (16, "free")]
+)
 def test_whole_modules(rule, fields, bits, scale_kind, monkeypatch):
     """Real values in and out, training and its gradients, against the reference executor."""
     found = {}

@@ -92,9 +92,9 @@ void mask_row(const float *x, int64_t n, const Quantizer &b, float *grad) {
     });
 }
 
-inline double rounded(double m, int32_t from_zero, int32_t code, double lo, double hi) {
-    const double v = static_cast<double>(code - from_zero) * m;
-    return (limited(v, lo, hi) + kRoundWide) - kRoundWide;
+inline double rounded(const Requantizer &r, int32_t from_zero, int32_t code, double lo, double hi) {
+    const double v = limited(static_cast<double>(code - from_zero) * r.m, lo, hi);
+    return (v + (v < 0 ? r.below : r.above) + kRoundWide) - kRoundWide;
 }
 
 // `r` is passed by value and stays in registers: byte stores may alias a reference.
@@ -103,7 +103,7 @@ void requantize_row(Requantizer r, const From *from, int64_t n, To *to) {
     const auto from_zero = static_cast<int32_t>(r.from_zero);
     const auto to_zero = static_cast<int32_t>(r.to_zero);
     for (int64_t i = 0; i < n; ++i) {
-        const double v = rounded(r.m, from_zero, static_cast<int32_t>(from[i]), r.lo, r.hi);
+        const double v = rounded(r, from_zero, static_cast<int32_t>(from[i]), r.lo, r.hi);
         to[i] = static_cast<To>(static_cast<int32_t>(v) + to_zero);
     }
 }
@@ -158,7 +158,7 @@ void mask_requantized(const Requantizer &r, const void *codes, int64_t count, in
         for (int64_t row = 0; row < count; ++row, from += n, grad += grad_row)
             for (int64_t i = 0; i < n; ++i) {
                 const auto code = static_cast<int32_t>(from[i]);
-                const double v = r.narrow ? rounded(r.m, from_zero, code, r.lo - 1, r.hi + 1)
+                const double v = r.narrow ? rounded(r, from_zero, code, r.lo - 1, r.hi + 1)
                                           : static_cast<double>(in_integers(r, from[i]));
                 grad[i] *= v >= r.lo && v <= r.hi ? 1.f : 0.f;
             }

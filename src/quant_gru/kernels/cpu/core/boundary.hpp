@@ -30,6 +30,9 @@ struct Requantizer {
     bool narrow = true;  // both codes have at most 16 bits, and ties go to even
     int64_t M = 0;       // of 24 bits
     int k = 0, rule = QG_HALF_EVEN;
+    // What makes rounding to even round by the rule, for products that are not negative and for
+    // others.
+    double above = 0, below = 0;
 };
 
 // Requantizes `count` contiguous rows of n codes. Rows of the result are `to_row` elements apart.

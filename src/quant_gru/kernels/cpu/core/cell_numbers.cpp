@@ -7,6 +7,7 @@ namespace quant_gru {
 namespace {
 
 constexpr int kNarrowBits = 16;
+constexpr int kMultiplierBits = 24;  // of products of a layer above, see boundary.cpp
 // No bound of a tier exceeds 2^63, so larger values need not be distinguished.
 constexpr uint64_t kMost = uint64_t{1} << 63;
 
@@ -121,12 +122,10 @@ void find_exactness(const CellNumbers &n, const Products &products, LayerPlan &p
     const Cell &cell = plan.cell;
     const Sum *several[] = {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new, &cell.zoneout};
     bool all_a = true, none_e = true;
-    int64_t k = 0;
     for (const Sum *s : several)
         if (s->present) {
             all_a = all_a && s->tier == 'a';
             none_e = none_e && s->tier != 'e';
-            k = std::max<int64_t>(k, s->k);
         }
     int widest = std::max(n.W.weight_bits, n.R.weight_bits);
     for (const QuantizerNumbers *q : {&n.x, &n.h, &n.Wx, &n.Rh, &n.z_pre, &n.r_pre, &n.g_pre, &n.z,
@@ -136,14 +135,34 @@ void find_exactness(const CellNumbers &n, const Products &products, LayerPlan &p
     const uint64_t sums =
         std::max(accumulator_bound(n.W, n.x.inner()), accumulator_bound(n.R, n.h));
     // One-term sums of any tier are exact in float64: it rounds v * M once if |v| < 2^53.
-    // Other rules than ties to even add a half to a sum, and none rounds twice.
-    const bool even = n.rounding == QG_HALF_EVEN, single = n.rounding != QG_DOUBLE;
-    plan.narrow = single && (even || k <= 52) && widest <= kNarrowBits && none_e &&
-                  sums < power(52) && product < power(53);
+    plan.narrow = widest <= kNarrowBits && none_e && sums < power(52) && product < power(53);
     // float32 is exact for two-term sums of tier a, products below 2^24 and 24-bit multipliers.
-    plan.float32 = plan.narrow && (even || k <= 24) && all_a && product < power(24) &&
+    plan.float32 = plan.narrow && all_a && product < power(24) &&
                    n.W.weight_bits + n.x.bits <= 16 && n.R.weight_bits + n.h.bits <= 16;
     plan.product = static_cast<double>(product);
+}
+
+// Products are multiples of 2^-k, so that a quarter of 2^-k moves nothing but ties.
+void shift_ties(Requantizer &r) {
+    const double little = std::min(std::ldexp(1, -r.k - 2), 0.25);
+    switch (r.rule) {
+        case QG_HALF_EVEN:
+            return;
+        case QG_HALF_AWAY:
+            r.above = little;
+            r.below = -little;
+            return;
+        case QG_DOUBLE: {
+            // the first step moves what would be a tie of the second one away from 0
+            const double moved =
+                r.k > kMultiplierBits ? std::ldexp(1, kMultiplierBits - 1 - r.k) : 0;
+            r.above = little + moved;
+            r.below = little - moved;
+            return;
+        }
+        default:
+            r.above = r.below = r.rule == QG_FLOOR ? little - 0.5 : little;
+    }
 }
 
 }  // namespace
@@ -219,7 +238,8 @@ Requantizer requantizer(const SumNumbers &sum, const QuantizerNumbers &below,
     r.m = std::ldexp(static_cast<double>(sum.M[0]), static_cast<int>(-sum.k));
     r.M = sum.M[0];
     r.k = static_cast<int>(sum.k);
-    r.narrow = rule == QG_HALF_EVEN && std::max(below.bits, above.bits) <= kNarrowBits;
+    r.narrow = std::max(below.bits, above.bits) <= kNarrowBits;
+    shift_ties(r);
     r.lo = static_cast<double>(above.lo() - above.zero);
     r.hi = static_cast<double>(above.hi() - above.zero);
     r.from_zero = below.zero;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cpu/core/pack_weights.hpp"
 
@@ -41,6 +42,18 @@ bool scales_rounded(double m) {
 }
 bool scales_rounded_double(int64_t M) { return M < int64_t{1} << 51; }
 
+// Whether the addends of QG_DOUBLE (rules.inl) have so many bits at most, for all sums.
+bool addends_fit(const Cell &cell, int bits) {
+    if (cell.rule != QG_DOUBLE) return true;
+    for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.rRh, &cell.g_pre, &cell.old_contrib,
+                         &cell.new_contrib, &cell.h_new, &cell.zoneout})
+        if (s->present && s->k - s->first > bits) return false;
+    return true;
+}
+
+// The bits of float and double, less those of the addends themselves.
+constexpr int kFloatAddends = 22, kDoubleAddends = 50;
+
 // Whether lanes of `Powers` compute everything after the matrix products exactly.
 bool lanes_of_powers(const Cell &cell) {
     for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new})
@@ -53,7 +66,22 @@ bool lanes_of_powers(const Cell &cell) {
     for (const Table *t : {&cell.z, &cell.r, &cell.g})
         if (!t->entries && !t->words) return false;
     // The offset of a table's output, and one minus it, must be exact in float32.
-    return multipliers_fit_float(cell) && !cell.zoneout.present && cell.one < int64_t{1} << 22;
+    return multipliers_fit_float(cell) && addends_fit(cell, kFloatAddends) &&
+           !cell.zoneout.present && cell.one < int64_t{1} << 22;
+}
+
+// The smallest and the largest multiplier of both matrices that is not 0.
+std::pair<double, double> multiplier_range(const Matrix &W, const Matrix &R, int H) {
+    double least = HUGE_VAL, most = 0;
+    for (const Matrix *matrix : {&W, &R})
+        for (int c = 0; c < 3 * H; ++c) {
+            if (!matrix->M[c]) continue;
+            const double m =
+                std::ldexp(static_cast<double>(matrix->M[c]), -static_cast<int>(matrix->k[c]));
+            least = std::min(least, m);
+            most = std::max(most, m);
+        }
+    return {least, most};
 }
 
 }  // namespace
@@ -62,24 +90,25 @@ Layer::Layer(const LayerPlan &plan, const std::string &variant)
     : H_(plan.cell.H), C_(plan.W.inputs), W_(plan.W), R_(plan.R), variant_(variant_of(variant)) {
     Cell cell = plan.cell;
     complete(cell, arena_);
-    if (!plan.narrow) {
+    const bool other = cell.rule != QG_HALF_EVEN;
+    if (!plan.narrow || (other && !kDirected) || !addends_fit(cell, kDoubleAddends)) {
         static_cast<Cell &>(wide_) = cell;
         repack();
         return;
     }
-    // derivatives by other rules than ties to even run in the generic kernel
-    if (cell.rule != QG_HALF_EVEN) static_cast<Cell &>(wide_) = cell;
+    if (other) static_cast<Cell &>(wide_) = cell;  // QG_DOUBLE may need the generic kernel
     tabulate(cell.z, cell.z_pre, arena_);
     tabulate(cell.r, cell.r_pre, arena_);
     tabulate(cell.g, cell.g_pre, arena_);
     static_cast<Cell &>(fused_) = cell;
+    narrow_ = true;
     float32_ = plan.float32;
     product_ = plan.product;
     arrange();
 }
 
 void Layer::repack() {
-    if (kind_ != Kind::wide) return arrange();
+    if (narrow_) return arrange();
     pack_generic();
 }
 
@@ -100,10 +129,18 @@ void Layer::arrange() {
     for (const Sum *s : {&fused_.rRh, &fused_.old_contrib, &fused_.new_contrib})
         in_double = in_double && product_ * static_cast<double>(s->M[0]) < kExactDouble;
     const Layout &layout = *variant_.layout;
-    const bool even = fused_.rule == QG_HALF_EVEN;
-    if (!even) pack_generic();
-    Exactness exact{in_float, in_double,
-                    layout.powers && even && !float32_ && lanes_of_powers(fused_)};
+    if (fused_.rule == QG_DOUBLE) {
+        // lanes add the second step's share to one half
+        const auto [least, most] = multiplier_range(W_, R_, H_);
+        if (least < std::ldexp(1, -kDoubleAddends)) {
+            kind_ = Kind::wide;
+            return pack_generic();
+        }
+        fast = fast && most < 0.5;
+        in_float = in_float && least >= std::ldexp(1, -kFloatAddends) &&
+                   addends_fit(fused_, kFloatAddends);
+    }
+    Exactness exact{in_float, in_double, layout.powers && !float32_ && lanes_of_powers(fused_)};
     fast = fast && pack_fused(W_, H_, layout, arena_, fused_.W, exact) &&
            pack_fused(R_, H_, layout, arena_, fused_.R, exact);
     in_float = exact.in_float && fused_.R.planes == 1;
@@ -118,10 +155,6 @@ void Layer::arrange() {
         kind_ = Kind::fused;
         return;
     }
-    if (!even) {
-        kind_ = Kind::wide;
-        return;
-    }
     kind_ = Kind::general;
     static_cast<Cell &>(general_) = fused_;
     const int64_t bound = std::max(pack_general(W_, H_, general_.x, arena_, general_.W),
@@ -132,7 +165,8 @@ void Layer::arrange() {
     bool fits = multipliers_fit_float(general_);
     for (const Projection *p : {&general_.W, &general_.R})
         for (int c = 0; c < 3 * H_; ++c) fits = fits && fits_float(p->m[c]);
-    general_.in_float = float32_ && general_.small_sums && bound < (int64_t{1} << 24) && fits;
+    general_.in_float = fused_.rule == QG_HALF_EVEN && float32_ && general_.small_sums &&
+                        bound < (int64_t{1} << 24) && fits;
 }
 
 const Cell &Layer::cell() const {

@@ -22,8 +22,6 @@ class Layer {
     // The kernel that runs the layer.
     enum class Kind { fused, general, wide };
     Kind kind() const { return kind_; }
-    // The kernel of its derivatives.
-    Kind derivatives() const { return cell().rule == QG_HALF_EVEN ? kind_ : Kind::wide; }
     const Variant &variant() const { return variant_; }
     const FusedPlan &fused() const { return fused_; }
     const GeneralPlan &general() const { return general_; }
@@ -50,7 +48,7 @@ class Layer {
 
     int H_ = 0, C_ = 0;
     Matrix W_, R_;
-    bool float32_ = false;
+    bool narrow_ = false, float32_ = false;
     double product_ = 0;
     Kind kind_ = Kind::wide;
     const Variant &variant_;

@@ -66,6 +66,9 @@ void interleave(const int8_t *row, int inputs, int depth, int64_t stride, int8_t
 
 bool fits_float(double m) { return m == 0 || (m > 1e-20 && m < 1e20); }
 
+// The largest power of two up to m; 0 for 0.
+static double power_below(double m) { return m > 0 ? std::ldexp(1, std::ilogb(m)) : 0; }
+
 bool is_power(double m) {
     int exponent;
     return std::frexp(m, &exponent) == 0.5;
@@ -124,10 +127,11 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
             exact.in_float = exact.in_float && fits_float(m[at]);
             m_float[at] = static_cast<float>(m[at]);
             if (!exact.powers) continue;
-            // The kernel adds half of 2^s before it shifts; the sum must fit 32 bits.
+            // The kernel adds half of 2^s before it shifts, and 1 more with QG_DOUBLE; the sum must
+            // fit 32 bits.
             const int s = -std::ilogb(m[at]);
             exact.powers = is_power(m[at]) && s >= 1 && s <= 30 &&
-                           bound + (int64_t{1} << (s - 1)) < int64_t{1} << 31;
+                           bound + (int64_t{1} << (s - 1)) + 1 < int64_t{1} << 31;
             if (!exact.powers) continue;
             int32_t *numbers = rounding + (unit / group * 3 + gate) * 3 * group + place;
             numbers[0] = s;
@@ -162,6 +166,7 @@ int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena 
     auto *real_bias = arena.reuse(p.real_bias, padded);
     auto *m = arena.reuse(p.m, padded);
     auto *m_float = arena.reuse(p.m_float, padded);
+    auto *more = arena.reuse(p.more, padded);
     int64_t largest = 0;
     for (int c = 0; c < channels; ++c) {
         int16_t *to[2];
@@ -191,6 +196,7 @@ int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena 
         largest = std::max(largest, most + 256 * reach * inputs);
         m[c] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
         m_float[c] = static_cast<float>(m[c]);
+        more[c] = from.rule == QG_DOUBLE && m[c] < 0.5 ? power_below(m[c]) : 0;
     }
     p.exact = largest < (int64_t{1} << 53);
     return bound;

@@ -172,6 +172,14 @@ struct FusedPlan : Cell {
     bool scalable = false;  // 1.5 * 2^23 (2^52) times any multiplier of a sum is a float (double)
 };
 
+// Whether the processor rounds in a direction that a register says. The fused and the general
+// kernel need it for other rules than ties to even.
+#if defined(__SSE2__) || defined(__aarch64__)
+constexpr bool kDirected = true;
+#else
+constexpr bool kDirected = false;
+#endif
+
 constexpr int kTile = 16;  // channels per tile of weights in the general kernel
 
 // W x or R h of the general kernel. Weights are in tiles of 16 channels and pairs of inputs,
@@ -189,8 +197,9 @@ struct Projection {
     bool exact = false;                 // every sum and partial sum is exact in double
     const double *m = nullptr;          // M / 2^k of each channel
     const float *m_float = nullptr;
-    double lo = 0, hi = 0;  // limits of the result minus its zero point
-    int32_t offset = 0;     // operand = code - offset, which fits int16
+    const double *more = nullptr;  // what the first step of QG_DOUBLE adds to the second one
+    double lo = 0, hi = 0;         // limits of the result minus its zero point
+    int32_t offset = 0;            // operand = code - offset, which fits int16
 };
 
 struct GeneralPlan : Cell {

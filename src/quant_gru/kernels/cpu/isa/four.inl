@@ -6,7 +6,7 @@
 #define QG_FOUR
 template <class L>
 struct FourOf : Lockstep<FourOf<L>, L> {
-    static constexpr bool kScales = L::kScales, kPowers = false;
+    static constexpr bool kScales = L::kScales, kPowers = false, kEven = L::kEven;
     L v[4];
 
     template <class F>
@@ -26,10 +26,13 @@ struct FourOf : Lockstep<FourOf<L>, L> {
     QG_INLINE static FourOf rounded_product(const FourOf &a, const FourOf &m) {
         return each([&](int k) { return L::rounded_product(a.v[k], m.v[k]); });
     }
+    QG_INLINE static FourOf product(const FourOf &a, L m, L positive, L negative) {
+        return each([&](int k) { return L::product(a.v[k], m, positive, negative); });
+    }
     QG_INLINE static FourOf look_up(const Table &t, const FourOf &a) {
         if (!t.bytes) return each([&](int k) { return L::look_up(t, a.v[k]); });
         Floats inputs[4], found[4];
-        for (int k = 0; k < 4; ++k) inputs[k] = L::ready(a.v[k]);
+        for (int k = 0; k < 4; ++k) inputs[k] = a.v[k];
         look_up_bytes(t, inputs, found);
         return each([&](int k) { return found[k]; });
     }

@@ -101,7 +101,8 @@ QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift,
         };
         auto before = [&] { return V::each([&](int k) { return Lane::load(place(k).h + i); }); };
         V now = gates.template next<kMode>(Wx, Rh, before);
-        if (__builtin_expect(keeps, 0)) now = V::round(gates.zoneout.unrounded(before(), now));
+        if (__builtin_expect(keeps, 0))
+            now = gates.zoneout.whole(gates.zoneout.unrounded(before(), now));
         for (int k = 0; k < V::kVectors; ++k) {
             const Lane lane = now.lane(k);
             lane.store(place(k).h + i);
@@ -209,8 +210,8 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
 
 // Restores the states of units that are held in a step, from the operands of the step.
 template <class Real>
-inline void restore(const FusedPlan &p, const State<Real> &state, int64_t row,
-                    const uint8_t *held) {
+QG_ALONE void restore(const FusedPlan &p, const State<Real> &state, int64_t row,
+                      const uint8_t *held) {
     const int32_t shift = p.h.zero - p.R.offset;
     const OperandByte *before = state.codes + row * state.stride;
     OperandByte *after = state.next + row * state.stride;
@@ -313,12 +314,25 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     // A step projects its own input if steps are processed one at a time with separate plane sums.
     const bool projects =
         Sums<typename V::Lane, P>::kApart && p.W.planes == P && ahead == 1 && rows > 1;
+    const int rule = V::kEven ? QG_HALF_EVEN : p.rule;
     auto project_steps = [&](int steps, int first, int end, float *to) {
+        const Direction direction(rule);
         if (p.W.planes == 1 || kMaxPlanes == 1)
             project<typename V::Lane, 1, kMode>(gates, x, x_stride, steps * rows, first, end, to);
         else
             project<typename V::Lane, kMaxPlanes, kMode>(gates, x, x_stride, steps * rows, first,
                                                          end, to);
+    };
+    auto advance_rows = [&](const float *from_input, int64_t at) {
+        const Direction direction(rule);
+        if (projects)
+            step<V, P, kMode, Sums<typename V::Lane, P>::kApart>(
+                gates, wide_gates, state, nullptr, x, x_stride, rows, lengths, at, keeps);
+        else if (rows > 1)
+            step<V, P, kMode, false>(gates, wide_gates, state, from_input, nullptr, 0, rows,
+                                     lengths, at, keeps);
+        else if (!lengths || lengths[0] > at)
+            step_row<V, P, kMode>(gates, wide_gates, state, from_input, keeps);
     };
     float *next_Wx = Wx + ahead * units * 3;
     const int share = (p.W.groups + kShortAhead - 1) / kShortAhead;
@@ -337,15 +351,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                     if (lengths[row] <= at)
                         __builtin_memcpy(state.next + row * h_stride, state.codes + row * h_stride,
                                          h_stride * sizeof(OperandByte));
-            const float *from_input = Wx + s * rows * units * 3;
-            if (projects)
-                step<V, P, kMode, Sums<typename V::Lane, P>::kApart>(
-                    gates, wide_gates, state, nullptr, x, x_stride, rows, lengths, at, keeps);
-            else if (rows > 1)
-                step<V, P, kMode, false>(gates, wide_gates, state, from_input, nullptr, 0, rows,
-                                         lengths, at, keeps);
-            else if (!lengths || lengths[0] > at)
-                step_row<V, P, kMode>(gates, wide_gates, state, from_input, keeps);
+            advance_rows(Wx + s * rows * units * 3, at);
             if (next_steps) {
                 if (s == 0) read_steps(block + ahead, next_steps);
                 const int first = s * share, end = first + share;
@@ -373,53 +379,47 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
 
 template <class V, int P>
 bool run_lanes(const FusedPlan &p, const Job &job) {
-    [[maybe_unused]] const bool rounded =
-        p.rRh.present && p.old_contrib.present && p.new_contrib.present;
+    [[maybe_unused]] const bool scaled =
+        p.rRh.present && p.old_contrib.present && p.new_contrib.present && p.scalable;
     bool nan = false;
     for (int64_t row = job.first_row; row < job.end_row; row += layout.rows) {
         const int64_t left = job.end_row - row;
         const int rows = static_cast<int>(left < layout.rows ? left : layout.rows);
-        if constexpr (V::kPowers) {
-            nan |= run_rows<V, P, Mode::rounded>(p, job, row, rows);
-        } else {
-            if constexpr (V::kScales) {
-                if (rounded && p.scalable) {
-                    nan |= run_rows<V, P, Mode::scaled>(p, job, row, rows);
-                    continue;
-                }
+        if constexpr (V::kScales) {
+            if (scaled) {
+                nan |= run_rows<V, P, Mode::scaled>(p, job, row, rows);
+                continue;
             }
-            nan |= rounded ? run_rows<V, P, Mode::rounded>(p, job, row, rows)
-                           : run_rows<V, P, Mode::any>(p, job, row, rows);
         }
+        nan |= run_rows<V, P, Mode::any>(p, job, row, rows);
     }
     return nan;
 }
 
-template <int kRule>
+template <class V>
+bool run_planes(const FusedPlan &p, const Job &job) {
+    return p.R.planes == 1 ? run_lanes<V, 1>(p, job) : run_lanes<V, kMaxPlanes>(p, job);
+}
+
 bool run_ruled(const FusedPlan &p, const Job &job) {
-    if (p.in_float) return run_lanes<typename RuledOf<WideFloats, kRule>::type, 1>(p, job);
-    return p.R.planes == 1 ? run_lanes<Ruled<Doubles, kRule>, 1>(p, job)
-                           : run_lanes<Ruled<Doubles, kRule>, kMaxPlanes>(p, job);
+    if (p.in_float) {
+        const bool is_signed = p.rule == QG_HALF_AWAY || p.rule == QG_DOUBLE;
+        return is_signed ? run_lanes<typename RuledOf<WideFloats, true>::type, 1>(p, job)
+                         : run_lanes<typename RuledOf<WideFloats, false>::type, 1>(p, job);
+    }
+#if defined(QG_POWERS)
+    if (p.powers) return run_planes<typename RuledOf<WidePowers, true>::type>(p, job);
+#endif
+    return run_planes<Ruled<Doubles, true>>(p, job);
 }
 
 bool run_packed(const FusedPlan &p, const Job &job) {
-    switch (p.rule) {
-        case QG_HALF_AWAY:
-            return run_ruled<QG_HALF_AWAY>(p, job);
-        case QG_HALF_UP:
-            return run_ruled<QG_HALF_UP>(p, job);
-        case QG_FLOOR:
-            return run_ruled<QG_FLOOR>(p, job);
-        default:
-            break;
-    }
+    if (p.rule != QG_HALF_EVEN) return run_ruled(p, job);
     if (p.in_float) return run_lanes<WideFloats, 1>(p, job);
 #if defined(QG_POWERS)
-    if (p.powers)
-        return p.R.planes == 1 ? run_lanes<WidePowers, 1>(p, job)
-                               : run_lanes<WidePowers, kMaxPlanes>(p, job);
+    if (p.powers) return run_planes<WidePowers>(p, job);
 #endif
-    return p.R.planes == 1 ? run_lanes<Doubles, 1>(p, job) : run_lanes<Doubles, kMaxPlanes>(p, job);
+    return run_planes<Doubles>(p, job);
 }
 
 inline const int16_t *extended(const Packed &p, MemoryPieces &pieces) {

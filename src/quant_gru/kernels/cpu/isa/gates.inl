@@ -1,22 +1,72 @@
 // The gate arithmetic of the fused kernel, from sums of matrix products to the next state. Included
 // inside the namespace of an instruction set after its lanes.
 
+// The addends of a sum with which lanes round it, by another rule than ties to even.
+template <class V, bool kEven = V::kEven>
+struct SumAddends {
+    explicit SumAddends(const Sum &) {}
+};
+template <class V>
+struct SumAddends<V, false> {
+    typename V::Lane positive, negative;
+    explicit SumAddends(const Sum &s) : SumAddends(addends_of(s.rule, s.k, s.first)) {}
+
+ private:
+    explicit SumAddends(const Addends &a)
+        : positive(V::Lane::set(a.positive)), negative(V::Lane::set(a.negative)) {}
+};
+
+// The addends of matrix products.
+template <class V, bool kEven = V::kEven>
+struct ChannelAddends {
+    struct type {
+        explicit type(int) {}
+    };
+};
+template <class V>
+struct ChannelAddends<V, false> {
+    using type = typename V::Lane::Channels;
+};
+
 // A weighted sum of two terms. Constants are one vector (C); values (V) may be several vectors.
 template <class V>
 struct TwoTerms {
     using C = typename V::Lane;
     C m1, m2, lo, hi;
+    SumAddends<V> addends;
     explicit TwoTerms(const Sum &s)
         : m1(C::set(s.m[0])),
           m2(C::set(s.m[1])),
           lo(C::set(static_cast<double>(s.lo))),
-          hi(C::set(static_cast<double>(s.hi))) {}
+          hi(C::set(static_cast<double>(s.hi))),
+          addends(s) {}
     // Clamped but not rounded: the limits are integers, so clamping may precede rounding. The
     // bounds of the plan guarantee that the sum is exact.
     QG_INLINE V unrounded(const V &a, const V &b) const {
         return V::limit(V::add_product(V::scale(a, m1), b, m2), lo, hi);
     }
-    // The same for terms that already include their multipliers: both terms, or only the second.
+    // The integer of a sum.
+    QG_INLINE V whole(const V &sum) const {
+        if constexpr (V::kEven)
+            return V::round(sum);
+        else
+            return V::whole(sum, addends.positive, addends.negative);
+    }
+    // A table's output for a sum; a lookup itself rounds ties to even.
+    QG_INLINE V look_up(const Table &t, const V &sum) const {
+        if constexpr (V::kEven)
+            return V::look_up(t, sum);
+        else
+            return V::look_up(t, whole(sum));
+    }
+    QG_INLINE V find(const Table &t, const V &sum) const {
+        if constexpr (V::kEven)
+            return V::find(t, sum);
+        else
+            return V::find(t, whole(sum));
+    }
+    // The same as `unrounded` for terms that already include their multipliers: both terms, or only
+    // the second.
     QG_INLINE V of_scaled(const V &a, const V &b) const { return V::limit(V::add(a, b), lo, hi); }
     QG_INLINE V of_second_scaled(const V &a, const V &b) const {
         return V::limit(V::add_product(b, a, m1), lo, hi);
@@ -28,16 +78,25 @@ template <class V>
 struct OneTerm {
     using C = typename V::Lane;
     C m, lo, hi;
+    SumAddends<V> addends;
     explicit OneTerm(const Sum &s)
         : m(C::set(s.m[0])),
           lo(C::set(static_cast<double>(s.lo))),
-          hi(C::set(static_cast<double>(s.hi))) {}
+          hi(C::set(static_cast<double>(s.hi))),
+          addends(s) {}
     QG_INLINE V operator()(const V &a, const V &b) const {
-        // The first product is exact: a code times a power of two, or two codes.
-        if constexpr (V::kPowers)
-            return V::limit(V::rounded_product(V::scale(a, m), b), lo, hi);
+        return V::limit(unlimited(V::mul(a, b)), lo, hi);
+    }
+    // Of a product of two codes, which is exact.
+    QG_INLINE V unlimited(const V &v) const {
+        if constexpr (V::kEven)
+            return V::rounded_product(v, m);
         else
-            return V::limit(V::rounded_product(V::mul(a, b), m), lo, hi);
+            return V::product(v, m, addends.positive, addends.negative);
+    }
+    // With lanes of `Powers`, whose first factor includes the multiplier.
+    QG_INLINE V of_scaled(const V &a, const V &b) const {
+        return V::limit(V::product(a, b, addends.positive, addends.negative), lo, hi);
     }
 };
 
@@ -72,8 +131,9 @@ struct Based {
 };
 
 // The kinds of plans. any: products may be unrounded (fused). rounded: all three products are
-// rounded to codes. scaled: the same, and `Scaled` is exact.
-enum class Mode { any, rounded, scaled };
+// rounded to codes. scaled: the same, and `Scaled` is exact; with `Powers`, terms are scaled in
+// both.
+enum class Mode { any, scaled };
 
 // The index of a gate, as a type.
 template <int kGate>
@@ -92,6 +152,7 @@ struct Gates {
     // used only if V::kPowers
     Based<V> r_rest, z_old, g_new;
     C one_less;
+    typename ChannelAddends<V>::type by;
 
     explicit Gates(const FusedPlan &plan)
         : p(plan),
@@ -122,7 +183,8 @@ struct Gates {
           r_rest(plan.rRh.m[0], base_of(plan.r)),
           z_old(plan.old_contrib.m[0], base_of(plan.z)),
           g_new(plan.new_contrib.m[0], base_of(plan.g)),
-          one_less(C::set(static_cast<double>(plan.one) - base_of(plan.z))) {}
+          one_less(C::set(static_cast<double>(plan.one) - base_of(plan.z))),
+          by(plan.rule) {}
 
     static double base_of(const Table &t) {
         if constexpr (V::kPowers)
@@ -142,7 +204,7 @@ struct Gates {
         if constexpr (kMode == Mode::scaled && kScalesInput)
             return (kGate == 0 ? wx_z : kGate == 1 ? wx_r : wx_g)(sums, m);
         else
-            return V::limit(V::rounded_product(sums, m), wx_lo, wx_hi);
+            return V::limit(channels(sums, m), wx_lo, wx_hi);
     }
     // The same for Rh; codes of the candidate are never scaled.
     template <Mode kMode, int kGate, class M>
@@ -150,7 +212,15 @@ struct Gates {
         if constexpr (kMode == Mode::scaled && kGate < 2)
             return (kGate == 0 ? rh_z : rh_r)(sums, m);
         else
-            return V::limit(V::rounded_product(sums, m), rh_lo, rh_hi);
+            return V::limit(channels(sums, m), rh_lo, rh_hi);
+    }
+    // Accumulators times their multipliers, rounded.
+    template <class M>
+    QG_INLINE V channels(const V &sums, const M &m) const {
+        if constexpr (V::kEven)
+            return V::rounded_product(sums, m);
+        else
+            return V::channels(sums, m, by);
     }
 
     // The table's output for a sum of scaled terms; from_input is unscaled without kScalesInput.
@@ -172,13 +242,21 @@ struct Gates {
     template <Mode kMode, class Wx, class Rh, class Before>
     QG_INLINE V next(Wx input, Rh state, Before before) const {
         if constexpr (V::kPowers) {
-            const V r = V::find(p.r, r_pre.unrounded(input(Gate<1>{}), state(Gate<1>{})));
-            const V z = V::find(p.z, z_pre.unrounded(input(Gate<0>{}), state(Gate<0>{})));
-            const V rest = rest_g(r_rest(r), state(Gate<2>{}));
-            const V g = V::find(p.g, g_pre.of_second_scaled(input(Gate<2>{}), rest));
-            const V old = old_h(z_old(z), before());
-            const V fresh = new_h(g_new(g), V::from(one_less, z));
-            return V::round(h_new.of_scaled(old, fresh));
+            const V r = r_pre.find(p.r, r_pre.unrounded(input(Gate<1>{}), state(Gate<1>{})));
+            const V z = z_pre.find(p.z, z_pre.unrounded(input(Gate<0>{}), state(Gate<0>{})));
+            if constexpr (!V::kEven) {
+                const V rest = rRh.of_scaled(r_rest(r), state(Gate<2>{}));
+                const V g = g_pre.find(p.g, g_pre.unrounded(input(Gate<2>{}), rest));
+                const V old = old_contrib.of_scaled(z_old(z), before());
+                const V fresh = new_contrib.of_scaled(g_new(g), V::from(one_less, z));
+                return h_new.whole(h_new.unrounded(old, fresh));
+            } else {
+                const V rest = rest_g(r_rest(r), state(Gate<2>{}));
+                const V g = V::find(p.g, g_pre.of_second_scaled(input(Gate<2>{}), rest));
+                const V old = old_h(z_old(z), before());
+                const V fresh = new_h(g_new(g), V::from(one_less, z));
+                return V::round(h_new.of_scaled(old, fresh));
+            }
         } else if constexpr (kMode == Mode::scaled) {
             const V r = gate(p.r, r_pre, input(Gate<1>{}), state(Gate<1>{}));
             const V z = gate(p.z, z_pre, input(Gate<0>{}), state(Gate<0>{}));
@@ -188,17 +266,15 @@ struct Gates {
             const V fresh = new_h(V::mul(V::from(one, z), g), new_contrib.m);
             return V::round(h_new.of_scaled(old, fresh));
         } else {
-            constexpr bool kRounded = kMode == Mode::rounded;
-            const V r = V::look_up(p.r, r_pre.unrounded(input(Gate<1>{}), state(Gate<1>{})));
-            const V z = V::look_up(p.z, z_pre.unrounded(input(Gate<0>{}), state(Gate<0>{})));
+            const V r = r_pre.look_up(p.r, r_pre.unrounded(input(Gate<1>{}), state(Gate<1>{})));
+            const V z = z_pre.look_up(p.z, z_pre.unrounded(input(Gate<0>{}), state(Gate<0>{})));
             const V Rh_g = state(Gate<2>{}), h = before();
-            const V rest = kRounded || p.rRh.present ? rRh(r, Rh_g) : V::mul(r, Rh_g);
-            const V g = V::look_up(p.g, g_pre.unrounded(input(Gate<2>{}), rest));
+            const V rest = p.rRh.present ? rRh(r, Rh_g) : V::mul(r, Rh_g);
+            const V g = g_pre.look_up(p.g, g_pre.unrounded(input(Gate<2>{}), rest));
             const V not_z = V::from(one, z);
-            const V old = kRounded || p.old_contrib.present ? old_contrib(z, h) : V::mul(z, h);
-            const V fresh =
-                kRounded || p.new_contrib.present ? new_contrib(not_z, g) : V::mul(not_z, g);
-            return V::round(h_new.unrounded(old, fresh));
+            const V old = p.old_contrib.present ? old_contrib(z, h) : V::mul(z, h);
+            const V fresh = p.new_contrib.present ? new_contrib(not_z, g) : V::mul(not_z, g);
+            return h_new.whole(h_new.unrounded(old, fresh));
         }
     }
 };

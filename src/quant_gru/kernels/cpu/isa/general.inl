@@ -30,6 +30,37 @@ inline Real round_sum(Real v1, Real m1, Real v2, Real m2) {
     return (Magic<Real>::fma(v1, m1, v2 * m2) + Magic<Real>::value) - Magic<Real>::value;
 }
 
+// The same by another rule, in the direction of the processor; see rules.inl.
+template <class Real>
+inline Real directed(Real v) {
+    const Real far = v < 0 ? -Magic<Real>::value : Magic<Real>::value;
+    return (v + far) - far;
+}
+
+// The rounding of a weighted sum, by ties to even or by another rule.
+template <class Real, bool kEven>
+struct Rounding {
+    Real positive = 0, negative = 0;
+    explicit Rounding(const Addends &a)
+        : positive(static_cast<Real>(a.positive)), negative(static_cast<Real>(a.negative)) {}
+    explicit Rounding(const Sum &s) : Rounding(addends_of(s.rule, s.k, s.first)) {}
+
+    QG_INLINE Real term(Real v, Real m) const {
+        if constexpr (kEven) return round_term(v, m);
+        return directed(Magic<Real>::fma(v, m, v < 0 ? negative : positive));
+    }
+    // of a channel, of which `Projection::more` is added too
+    QG_INLINE Real channel(Real v, Real m, Real more) const {
+        if constexpr (kEven) return round_term(v, m);
+        return directed(Magic<Real>::fma(v, m, v < 0 ? negative - more : positive + more));
+    }
+    QG_INLINE Real sum(Real v1, Real m1, Real v2, Real m2) const {
+        if constexpr (kEven) return round_sum(v1, m1, v2, m2);
+        const Real v = Magic<Real>::fma(v1, m1, v2 * m2);
+        return directed(v + (v < 0 ? negative : positive));
+    }
+};
+
 template <class Real>
 inline const Real *general_multipliers(const Projection &p);
 template <>
@@ -42,8 +73,8 @@ inline const double *general_multipliers<double>(const Projection &p) {
 }
 
 // Computes the sums of a tile, bias included, in double. All of them must be exact.
-inline void sum_planes(const Projection &p, int tile, const int16_t *operand, int64_t a_stride,
-                       int rows, int32_t *part, double *total) {
+QG_ALONE void sum_planes(const Projection &p, int tile, const int16_t *operand, int64_t a_stride,
+                         int rows, int32_t *part, double *total) {
     const double *bias = p.real_bias + tile * kTile;
     for (int r = 0; r < rows; ++r)
         for (int c = 0; c < kTile; ++c) total[r * kTile + c] = bias[c];
@@ -59,15 +90,20 @@ inline void sum_planes(const Projection &p, int tile, const int16_t *operand, in
 }
 
 // Computes rows of zero-point-free results (stride: tiles * 16) from rows of int16 operands.
-template <class Real>
-void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int rows, Real *out,
-                   bool small_sums) {
+template <class Real, bool kEven>
+QG_ALONE void project_pairs(const Projection &p, int rule, const int16_t *a, int64_t a_stride,
+                            int rows, Real *out, bool small_sums) {
+    const Rounding<Real, kEven> by(addends_of(rule, 0, 0));
     const int stride = p.tiles * kTile;
     const Real lo = static_cast<Real>(p.lo), hi = static_cast<Real>(p.hi);
     for (int tile = 0; tile < p.tiles; ++tile) {
         const int first = tile * kTile;
         const int64_t *bias = p.bias + first;
         const Real *m = general_multipliers<Real>(p) + first;
+        const double *more = p.more + first;
+        const auto code = [&](Real v, int c) QG_LAMBDA {
+            return limit(by.channel(v, m[c], static_cast<Real>(more[c])), lo, hi);
+        };
         for (int row = 0; row < rows; row += kDotRows) {
             const int count = rows - row < kDotRows ? rows - row : kDotRows;
             alignas(64) int32_t part[kDotRows * kTile];
@@ -79,7 +115,7 @@ void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int 
                     Real *to = out + static_cast<int64_t>(row + r) * stride + first;
                     for (int c = 0; c < kTile; ++c) {
                         const int32_t v = part[r * kTile + c] + static_cast<int32_t>(bias[c]);
-                        to[c] = limit(round_term(static_cast<Real>(v), m[c]), lo, hi);
+                        to[c] = code(static_cast<Real>(v), c);
                     }
                 }
                 continue;
@@ -90,8 +126,7 @@ void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int 
                 for (int r = 0; r < count; ++r) {
                     Real *to = out + static_cast<int64_t>(row + r) * stride + first;
                     for (int c = 0; c < kTile; ++c)
-                        to[c] = limit(round_term(static_cast<Real>(total[r * kTile + c]), m[c]), lo,
-                                      hi);
+                        to[c] = code(static_cast<Real>(total[r * kTile + c]), c);
                 }
                 continue;
             }
@@ -110,8 +145,7 @@ void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int 
             for (int r = 0; r < count; ++r) {
                 Real *to = out + static_cast<int64_t>(row + r) * stride + first;
                 for (int c = 0; c < kTile; ++c)
-                    to[c] =
-                        limit(round_term(static_cast<Real>(total[r * kTile + c]), m[c]), lo, hi);
+                    to[c] = code(static_cast<Real>(total[r * kTile + c]), c);
             }
         }
     }
@@ -119,7 +153,7 @@ void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int 
 
 // Replaces zero-point-free input codes in v by zero-point-free output codes.
 template <class Real>
-void look_up_all(const Table &t, Real *v, int n) {
+QG_ALONE void look_up_all(const Table &t, Real *v, int n) {
     if (t.entries) {
         for (int i = 0; i < n; ++i)
             v[i] = static_cast<Real>(t.entries[static_cast<int32_t>(v[i]) & t.mask]);
@@ -131,62 +165,65 @@ void look_up_all(const Table &t, Real *v, int n) {
 }
 
 // out = weighted sum of a (or a * a2) and b (or b * b2). Tier d uses 64-bit integers.
-template <class Real, bool kProductA, bool kProductB>
-void add(const Sum &s, const Real *a, const Real *a2, const Real *b, const Real *b2, Real *out,
-         int n) {
+template <class Real, bool kEven, bool kProductA, bool kProductB>
+QG_ALONE void add(const Sum &s, const Real *a, const Real *a2, const Real *b, const Real *b2,
+                  Real *out, int n) {
     const Real lo = static_cast<Real>(s.lo), hi = static_cast<Real>(s.hi);
     if (s.tier == 'd') {
         for (int i = 0; i < n; ++i) {
             int64_t v1 = static_cast<int64_t>(a[i]), v2 = static_cast<int64_t>(b[i]);
             if (kProductA) v1 *= static_cast<int64_t>(a2[i]);
             if (kProductB) v2 *= static_cast<int64_t>(b2[i]);
-            const int64_t v = qg_round(v1 * s.M[0] + v2 * s.M[1], s.k);
+            const int64_t v = qg_round_by(v1 * s.M[0] + v2 * s.M[1], s.k, s.rule, s.first);
             out[i] = static_cast<Real>(qg_clamp(v, s.lo, s.hi));
         }
         return;
     }
+    const Rounding<Real, kEven> by(s);
     const Real m1 = static_cast<Real>(s.m[0]), m2 = static_cast<Real>(s.m[1]);
     for (int i = 0; i < n; ++i) {
         const Real v1 = kProductA ? a[i] * a2[i] : a[i], v2 = kProductB ? b[i] * b2[i] : b[i];
-        out[i] = limit(round_sum(v1, m1, v2, m2), lo, hi);
+        out[i] = limit(by.sum(v1, m1, v2, m2), lo, hi);
     }
 }
 
-template <class Real>
-void multiply(const Sum &s, const Real *a, const Real *b, Real *out, int n) {
+template <class Real, bool kEven>
+QG_ALONE void multiply(const Sum &s, const Real *a, const Real *b, Real *out, int n) {
+    const Rounding<Real, kEven> by(s);
     const Real lo = static_cast<Real>(s.lo), hi = static_cast<Real>(s.hi);
     const Real m = static_cast<Real>(s.m[0]);
-    for (int i = 0; i < n; ++i) out[i] = limit(round_term(a[i] * b[i], m), lo, hi);
+    for (int i = 0; i < n; ++i) out[i] = limit(by.term(a[i] * b[i], m), lo, hi);
 }
 
-template <class Real>
-void general_gates(const GeneralPlan &p, const Real *Wx, const Real *Rh, Real *h, Real *t) {
+template <class Real, bool kEven>
+QG_ALONE void general_gates(const GeneralPlan &p, const Real *Wx, const Real *Rh, Real *h,
+                            Real *t) {
     const int H = p.H;
     Real *z = t, *r = t + H, *g = t + 2 * H, *rest = t + 3 * H, *old = t + 4 * H,
          *fresh = t + 5 * H;
-    add<Real, false, false>(p.z_pre, Wx, nullptr, Rh, nullptr, z, H);
+    add<Real, kEven, false, false>(p.z_pre, Wx, nullptr, Rh, nullptr, z, H);
     look_up_all(p.z, z, H);
-    add<Real, false, false>(p.r_pre, Wx + H, nullptr, Rh + H, nullptr, r, H);
+    add<Real, kEven, false, false>(p.r_pre, Wx + H, nullptr, Rh + H, nullptr, r, H);
     look_up_all(p.r, r, H);
     if (p.rRh.present) {
-        multiply(p.rRh, r, Rh + 2 * H, rest, H);
-        add<Real, false, false>(p.g_pre, Wx + 2 * H, nullptr, rest, nullptr, g, H);
+        multiply<Real, kEven>(p.rRh, r, Rh + 2 * H, rest, H);
+        add<Real, kEven, false, false>(p.g_pre, Wx + 2 * H, nullptr, rest, nullptr, g, H);
     } else {
-        add<Real, false, true>(p.g_pre, Wx + 2 * H, nullptr, r, Rh + 2 * H, g, H);
+        add<Real, kEven, false, true>(p.g_pre, Wx + 2 * H, nullptr, r, Rh + 2 * H, g, H);
     }
     look_up_all(p.g, g, H);
     const Real one = static_cast<Real>(p.one);
     for (int i = 0; i < H; ++i) rest[i] = one - z[i];
-    if (p.old_contrib.present) multiply(p.old_contrib, z, h, old, H);
-    if (p.new_contrib.present) multiply(p.new_contrib, rest, g, fresh, H);
+    if (p.old_contrib.present) multiply<Real, kEven>(p.old_contrib, z, h, old, H);
+    if (p.new_contrib.present) multiply<Real, kEven>(p.new_contrib, rest, g, fresh, H);
     if (p.old_contrib.present && p.new_contrib.present)
-        add<Real, false, false>(p.h_new, old, nullptr, fresh, nullptr, h, H);
+        add<Real, kEven, false, false>(p.h_new, old, nullptr, fresh, nullptr, h, H);
     else if (p.old_contrib.present)
-        add<Real, false, true>(p.h_new, old, nullptr, rest, g, h, H);
+        add<Real, kEven, false, true>(p.h_new, old, nullptr, rest, g, h, H);
     else if (p.new_contrib.present)
-        add<Real, true, false>(p.h_new, z, h, fresh, nullptr, h, H);
+        add<Real, kEven, true, false>(p.h_new, z, h, fresh, nullptr, h, H);
     else
-        add<Real, true, true>(p.h_new, z, h, rest, g, h, H);
+        add<Real, kEven, true, true>(p.h_new, z, h, rest, g, h, H);
 }
 
 // Writes zero-point-free codes as int16 operands: code - offset of the projection.
@@ -197,17 +234,18 @@ inline void to_words(const Projection &p, int32_t zero, const int32_t *v, int n,
 }
 
 // Interpolates between the codes before the step and the new states in h (zoneout).
-template <class Real>
-inline void interpolate(const Sum &s, const int16_t *before, int32_t shift, Real *h, int n) {
+template <class Real, bool kEven>
+QG_ALONE void interpolate(const Sum &s, const int16_t *before, int32_t shift, Real *h, int n) {
     const Real lo = static_cast<Real>(s.lo), hi = static_cast<Real>(s.hi);
+    const Rounding<Real, kEven> by(s);
     const Real m1 = static_cast<Real>(s.m[0]), m2 = static_cast<Real>(s.m[1]);
     for (int i = 0; i < n; ++i) {
         const Real v = static_cast<Real>(before[i] - shift);
-        h[i] = limit(round_sum(v, m1, h[i], m2), lo, hi);
+        h[i] = limit(by.sum(v, m1, h[i], m2), lo, hi);
     }
 }
 
-template <class Real>
+template <class Real, bool kEven>
 bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, int rows) {
     const int H = p.H, C = p.W.inputs;
     const int64_t wx_stride = static_cast<int64_t>(p.W.tiles) * kTile;
@@ -223,6 +261,12 @@ bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, i
     auto *h16 = static_cast<int16_t *>(pieces.take(rows * h_stride * sizeof(int16_t)));
     auto *row_codes = static_cast<int32_t *>(pieces.take((H > C ? H : C) * sizeof(int32_t)));
 
+    const int rule = kEven ? QG_HALF_EVEN : p.rule;
+    const auto project = [&](const Projection &of, const int16_t *a, int64_t stride, int count,
+                             Real *to) {
+        const Direction direction(rule);
+        project_pairs<Real, kEven>(of, rule, a, stride, count, to, p.small_sums);
+    };
     bool nan = false;
     for (int row = 0; row < rows; ++row) {
         nan |= read_row(job.h0, p.h, (first_row + row) * job.h0.row, H, row_codes);
@@ -240,22 +284,23 @@ bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, i
                 to_words(p.W, p.x.zero, row_codes, C, x16 + (s * rows + row) * x_stride);
             }
         }
-        project_pairs(p.W, x16, x_stride, steps * rows, Wx, p.small_sums);
+        project(p.W, x16, x_stride, steps * rows, Wx);
         for (int s = 0; s < steps; ++s) {
             const int64_t step = job.reverse ? job.T - 1 - (block + s) : block + s;
-            project_pairs(p.R, h16, h_stride, rows, Rh, p.small_sums);
+            project(p.R, h16, h_stride, rows, Rh);
             for (int row = 0; row < rows; ++row) {
                 Real *state = h + static_cast<int64_t>(row) * H;
                 if (!job.lengths || job.lengths[first_row + row] > step) {
-                    general_gates(p, Wx + (s * rows + row) * wx_stride, Rh + row * rh_stride, state,
-                                  t);
+                    const Direction direction(rule);
+                    general_gates<Real, kEven>(p, Wx + (s * rows + row) * wx_stride,
+                                               Rh + row * rh_stride, state, t);
                     int16_t *codes = h16 + row * h_stride;
                     if (job.held) {
                         const uint8_t *held = job.held + (step * job.N + first_row + row) * H;
                         for (int i = 0; i < H; ++i)
                             if (held[i]) state[i] = static_cast<Real>(codes[i] - shift);
                     } else if (p.zoneout.present) {
-                        interpolate(p.zoneout, codes, shift, state, H);
+                        interpolate<Real, kEven>(p.zoneout, codes, shift, state, H);
                     }
                     for (int i = 0; i < H; ++i)
                         codes[i] = static_cast<int16_t>(static_cast<int32_t>(state[i]) + shift);
@@ -274,8 +319,11 @@ bool run_general(const GeneralPlan &plan, const Job &job) {
     for (int64_t row = job.first_row; row < job.end_row; row += kRows) {
         const int64_t left = job.end_row - row;
         const int rows = static_cast<int>(left < kRows ? left : kRows);
-        nan |= plan.in_float ? run_general_rows<float>(plan, job, row, rows)
-                             : run_general_rows<double>(plan, job, row, rows);
+        if (plan.rule != QG_HALF_EVEN)
+            nan |= run_general_rows<double, false>(plan, job, row, rows);
+        else
+            nan |= plan.in_float ? run_general_rows<float, true>(plan, job, row, rows)
+                                 : run_general_rows<double, true>(plan, job, row, rows);
     }
     return nan;
 }

@@ -18,7 +18,7 @@ inline Projection opened(Projection p) {
 
 // Clamps values in place; inside: 1 where a value did not change, else 0.
 template <class Real>
-inline void clamp_all(Real *v, double lo, double hi, int n, float *inside) {
+QG_ALONE void clamp_all(Real *v, double lo, double hi, int n, float *inside) {
     for (int i = 0; i < n; ++i) {
         const Real limited = limit(v[i], static_cast<Real>(lo), static_cast<Real>(hi));
         inside[i] = limited == v[i] ? 1.f : 0.f;
@@ -49,12 +49,12 @@ struct GeneralItem {
 };
 
 // Runs the forward of one item from unclamped projections, which it clamps in place.
-template <class Real>
-void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Real> &t) {
+template <class Real, bool kEven>
+QG_ALONE void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Real> &t) {
     const int H = p.H;
     auto product = [&](const Sum &s, const Real *a, const Real *b, Real *out, float *inside) {
         if (s.present) {
-            multiply(opened(s), a, b, out, H);
+            multiply<Real, kEven>(opened(s), a, b, out, H);
             clamp_all(out, s, H, inside);
         } else {
             for (int i = 0; i < H; ++i) inside[i] = 1;
@@ -62,17 +62,19 @@ void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Re
     };
     clamp_all(Wx, p.W.lo, p.W.hi, 3 * H, t.in.wx);
     clamp_all(Rh, p.R.lo, p.R.hi, 3 * H, t.in.rh);
-    add<Real, false, false>(opened(p.z_pre), Wx, nullptr, Rh, nullptr, t.z, H);
+    add<Real, kEven, false, false>(opened(p.z_pre), Wx, nullptr, Rh, nullptr, t.z, H);
     clamp_all(t.z, p.z_pre, H, t.in.z);
     look_up_all(p.z, t.z, H);
-    add<Real, false, false>(opened(p.r_pre), Wx + H, nullptr, Rh + H, nullptr, t.r, H);
+    add<Real, kEven, false, false>(opened(p.r_pre), Wx + H, nullptr, Rh + H, nullptr, t.r, H);
     clamp_all(t.r, p.r_pre, H, t.in.r);
     look_up_all(p.r, t.r, H);
     product(p.rRh, t.r, Rh + 2 * H, t.rest, t.in.rest);
     if (p.rRh.present)
-        add<Real, false, false>(opened(p.g_pre), Wx + 2 * H, nullptr, t.rest, nullptr, t.g, H);
+        add<Real, kEven, false, false>(opened(p.g_pre), Wx + 2 * H, nullptr, t.rest, nullptr, t.g,
+                                       H);
     else
-        add<Real, false, true>(opened(p.g_pre), Wx + 2 * H, nullptr, t.r, Rh + 2 * H, t.g, H);
+        add<Real, kEven, false, true>(opened(p.g_pre), Wx + 2 * H, nullptr, t.r, Rh + 2 * H, t.g,
+                                      H);
     clamp_all(t.g, p.g_pre, H, t.in.g);
     look_up_all(p.g, t.g, H);
     const Real one = static_cast<Real>(p.one);
@@ -81,20 +83,20 @@ void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Re
     product(p.new_contrib, t.not_z, t.g, t.fresh, t.in.fresh);
     const Sum h_new = opened(p.h_new);
     if (p.old_contrib.present && p.new_contrib.present)
-        add<Real, false, false>(h_new, t.old, nullptr, t.fresh, nullptr, t.after, H);
+        add<Real, kEven, false, false>(h_new, t.old, nullptr, t.fresh, nullptr, t.after, H);
     else if (p.old_contrib.present)
-        add<Real, false, true>(h_new, t.old, nullptr, t.not_z, t.g, t.after, H);
+        add<Real, kEven, false, true>(h_new, t.old, nullptr, t.not_z, t.g, t.after, H);
     else if (p.new_contrib.present)
-        add<Real, true, false>(h_new, t.z, t.h, t.fresh, nullptr, t.after, H);
+        add<Real, kEven, true, false>(h_new, t.z, t.h, t.fresh, nullptr, t.after, H);
     else
-        add<Real, true, true>(h_new, t.z, t.h, t.not_z, t.g, t.after, H);
+        add<Real, kEven, true, true>(h_new, t.z, t.h, t.not_z, t.g, t.after, H);
     clamp_all(t.after, p.h_new, H, t.in.h);
 }
 
 // Computes the derivatives of one item in double. Rh_g: (H), codes of matmul.Rh of the candidate.
 template <class Real>
-void general_derivatives_of(const Cell &p, const DerivativesJob &job, const Real *Rh_g,
-                            int64_t item, const GeneralItem<Real> &t) {
+QG_ALONE void general_derivatives_of(const Cell &p, const DerivativesJob &job, const Real *Rh_g,
+                                     int64_t item, const GeneralItem<Real> &t) {
     const Chunk &c = job.chunk;
     const Scales &s = job.scales;
     const double kept = kept_share(p, job);
@@ -138,10 +140,11 @@ inline void clear_padding(const Chunk &c, int64_t item, int H) {
     }
 }
 
-template <class Real>
+template <class Real, bool kEven>
 void general_derivatives_in(const GeneralPlan &p, const DerivativesJob &job) {
     const Chunk &c = job.chunk;
     const int H = p.H, C = p.W.inputs;
+    const int rule = kEven ? QG_HALF_EVEN : p.rule;
     const Projection W = opened(p.W), R = opened(p.R);
     const int64_t wx_stride = int64_t{p.W.tiles} * kTile, rh_stride = int64_t{p.R.tiles} * kTile;
     const int64_t x_stride = 2 * p.W.pairs, h_stride = 2 * p.R.pairs;
@@ -163,12 +166,18 @@ void general_derivatives_in(const GeneralPlan &p, const DerivativesJob &job) {
             to_words(p.W, p.x.zero, x, C, x16 + i * x_stride);
             to_words(p.R, p.h.zero, state, H, h16 + i * h_stride);
         }
-        project_pairs(W, x16, x_stride, count, Wx, p.small_sums);
-        project_pairs(R, h16, h_stride, count, Rh, p.small_sums);
+        {
+            const Direction direction(rule);
+            project_pairs<Real, kEven>(W, rule, x16, x_stride, count, Wx, p.small_sums);
+            project_pairs<Real, kEven>(R, rule, h16, h_stride, count, Rh, p.small_sums);
+        }
         for (int i = 0; i < count; ++i) {
             const int64_t step = (start + i) / rows, row = job.first_row + (start + i) % rows;
             for (int u = 0; u < H; ++u) t.h[u] = static_cast<Real>(h[int64_t{i} * H + u]);
-            general_item(p, Wx + i * wx_stride, Rh + i * rh_stride, t);
+            {
+                const Direction direction(rule);
+                general_item<Real, kEven>(p, Wx + i * wx_stride, Rh + i * rh_stride, t);
+            }
             const int64_t item = item_of(c, step, row);
             general_derivatives_of(p, job, Rh + i * rh_stride + 2 * H, item, t);
             clear_padding(c, item, H);
@@ -185,7 +194,9 @@ int64_t general_derivatives_bytes(const GeneralPlan &p) {
 }
 
 void run_general_derivatives(const GeneralPlan &p, const DerivativesJob &job) {
-    p.in_float ? general_derivatives_in<float>(p, job) : general_derivatives_in<double>(p, job);
+    if (p.rule != QG_HALF_EVEN) return general_derivatives_in<double, false>(p, job);
+    p.in_float ? general_derivatives_in<float, true>(p, job)
+               : general_derivatives_in<double, true>(p, job);
 }
 
 // The same for plans of the wide kernel.

@@ -4,6 +4,7 @@
 using Floats8 = float __attribute__((vector_size(32)));
 using Ints8 = int32_t __attribute__((vector_size(32)));
 using Doubles8 = double __attribute__((vector_size(64)));
+using Longs8 = int64_t __attribute__((vector_size(64)));
 
 #if defined(__FP_FAST_FMA) && defined(__FP_FAST_FMAF)
 constexpr bool kFusedMultiplyAdd = true;
@@ -33,7 +34,7 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false;
+    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false, kEven = true;
     static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
     Doubles8 v;
 
@@ -73,18 +74,21 @@ struct Doubles {
         for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] >= lo.v[i] && a.v[i] <= hi.v[i] ? 1 : 0;
         return a;
     }
-    static constexpr bool kDirected = false;
-    static inline Doubles floor(Doubles a) {
-        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_floor(a.v[i]);
-        return a;
+    // the rest: see rules.inl
+    static inline Doubles to_integer(Doubles a) {
+        const double magic = 6755399441055744.;
+        // of the sign of a, so that sums round in the direction of the processor
+        const Doubles8 far = a.v < 0 ? -magic - Doubles8{} : magic - Doubles8{};
+        return {(a.v + far) - far};
     }
-    static inline Doubles trunc(Doubles a) {
-        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_trunc(a.v[i]);
-        return a;
+    static inline Doubles product_to_integer(Doubles a, Doubles m, Doubles c) {
+        return to_integer(kFusedMultiplyAdd ? multiply_add(a, m, c) : add(mul(a, m), c));
     }
-    static inline Doubles half_of(Doubles a) {
-        for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] < 0 ? double(-0.5) : double(0.5);
-        return a;
+    static inline Doubles by_sign(Doubles a, Doubles positive, Doubles negative) {
+        return {a.v < 0 ? negative.v : positive.v};
+    }
+    static inline Doubles power_of(Doubles m) {
+        return {reinterpret_cast<Doubles8>(reinterpret_cast<Longs8>(m.v) & 0x7ff0000000000000)};
     }
     static inline Doubles round(Doubles a) {
         const double magic = 6755399441055744.;  // 1.5 * 2^52
@@ -123,7 +127,7 @@ struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false;
+    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false, kEven = true;
     static constexpr double kMagic = kRound;
     Floats8 v;
 
@@ -159,18 +163,23 @@ struct Floats {
         for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] >= lo.v[i] && a.v[i] <= hi.v[i] ? 1.f : 0.f;
         return a;
     }
-    static constexpr bool kDirected = false;
-    static inline Floats floor(Floats a) {
-        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_floorf(a.v[i]);
-        return a;
+    static inline Floats to_integer(Floats a) {
+        const Floats8 far = a.v < 0 ? -kRound - Floats8{} : kRound - Floats8{};
+        return {(a.v + far) - far};
     }
-    static inline Floats trunc(Floats a) {
-        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_truncf(a.v[i]);
-        return a;
+    static inline Floats product_to_integer(Floats a, Floats m, Floats c) {
+        if (kFusedMultiplyAdd) return to_integer(multiply_add(a, m, c));
+        // The product of two floats is exact in double.
+        const Doubles8 y =
+            __builtin_convertvector(a.v, Doubles8) * __builtin_convertvector(m.v, Doubles8) +
+            __builtin_convertvector(c.v, Doubles8);
+        return {__builtin_convertvector(Doubles::to_integer({y}).v, Floats8)};
     }
-    static inline Floats half_of(Floats a) {
-        for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] < 0 ? float(-0.5) : float(0.5);
-        return a;
+    static inline Floats by_sign(Floats a, Floats positive, Floats negative) {
+        return {a.v < 0 ? negative.v : positive.v};
+    }
+    static inline Floats power_of(Floats m) {
+        return {reinterpret_cast<Floats8>(reinterpret_cast<Ints8>(m.v) & 0x7f800000)};
     }
     static inline Floats round(Floats a) { return {(a.v + kRound) - kRound}; }
     static inline Floats rounded_product(Floats a, Floats m) {

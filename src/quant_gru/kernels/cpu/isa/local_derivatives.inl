@@ -34,7 +34,7 @@ inline V clamped(V &v, V lo, V hi) {
 template <class V>
 struct Forward {
     V wx[3], rh[3], in_wx[3], in_rh[3];
-    V h, z, r, g, in_z, in_r, in_g, in_rest;
+    V h, z, r, g, in_z, in_r, in_g, in_rest, in_old, in_new, in_h;
 };
 
 // Pointers to inputs and derivatives of these units; sums and derivatives are [gate][unit].
@@ -64,7 +64,7 @@ struct Derivatives {
           moved(V::set(1 - share)) {}
 
     V sum(const TwoTerms<V> &s, V a, V b, V &inside) const {
-        V v = V::round(V::add_product(V::scale(a, s.m1), b, s.m2));
+        V v = s.whole(V::add_product(V::scale(a, s.m1), b, s.m2));
         inside = clamped(v, s.lo, s.hi);
         return v;
     }
@@ -74,31 +74,43 @@ struct Derivatives {
             inside = everywhere<V>();
             return v;
         }
-        v = V::rounded_product(v, s.m);
+        v = s.unlimited(v);
         inside = clamped(v, s.lo, s.hi);
         return v;
     }
 
     // Runs each stage for kTogether vectors before the next one, to hide the latency of lookups.
+    // The derivatives themselves are rounded to the nearest.
     void operator()(const Units<V> *units, int count) const {
-        constexpr int kTogether = 4;
+        constexpr int kTogether = V::kEven ? 4 : 16;
         Forward<V> f[kTogether];
         for (int first = 0; first < count; first += kTogether) {
             const Units<V> *at = units + first;
             const int n = count - first < kTogether ? count - first : kTogether;
-            for (int i = 0; i < n; ++i) sums(at[i], f[i]);
-            for (int i = 0; i < n; ++i) candidate(f[i]);
+            if constexpr (V::kEven) {
+                for (int i = 0; i < n; ++i) sums(at[i], f[i]);
+                for (int i = 0; i < n; ++i) candidate(f[i]);
+            } else {
+                const Direction direction(gates.p.rule);
+                forward(at, n, f);
+            }
             for (int i = 0; i < n; ++i) write(f[i], at[i]);
         }
     }
 
  private:
+    QG_ALONE void forward(const Units<V> *at, int n, Forward<V> *f) const {
+        for (int i = 0; i < n; ++i) sums(at[i], f[i]);
+        for (int i = 0; i < n; ++i) candidate(f[i]);
+        for (int i = 0; i < n; ++i) state(f[i]);
+    }
+
     void sums(const Units<V> &at, Forward<V> &f) const {
         const FusedPlan &p = gates.p;
         for (int gate = 0; gate < 3; ++gate) {
             const int i = gate * kGroup;
-            f.wx[gate] = V::rounded_product(V::from_ints(at.W + i), V::load(at.m_W + i));
-            f.rh[gate] = V::rounded_product(V::from_ints(at.R + i), V::load(at.m_R + i));
+            f.wx[gate] = gates.channels(V::from_ints(at.W + i), V(V::load(at.m_W + i)));
+            f.rh[gate] = gates.channels(V::from_ints(at.R + i), V(V::load(at.m_R + i)));
             f.in_wx[gate] = clamped(f.wx[gate], gates.wx_lo, gates.wx_hi);
             f.in_rh[gate] = clamped(f.rh[gate], gates.rh_lo, gates.rh_hi);
         }
@@ -113,15 +125,19 @@ struct Derivatives {
         f.g = V::look_up(p.g, sum(gates.g_pre, f.wx[2], rest, f.in_g));
     }
 
-    void write(const Forward<V> &f, const Units<V> &to) const {
+    void state(Forward<V> &f) const {
         const FusedPlan &p = gates.p;
+        const V old = product(p.old_contrib, gates.old_contrib, f.z, f.h, f.in_old);
+        const V fresh =
+            product(p.new_contrib, gates.new_contrib, V::from(gates.one, f.z), f.g, f.in_new);
+        sum(gates.h_new, old, fresh, f.in_h);
+    }
+
+    void write(Forward<V> &f, const Units<V> &to) const {
+        if constexpr (V::kEven) state(f);
         const V z = f.z, r = f.r, g = f.g, h = f.h;
-        V in_old, in_new, in_h;
-        const V old = product(p.old_contrib, gates.old_contrib, z, h, in_old);
-        const V fresh = product(p.new_contrib, gates.new_contrib, V::from(gates.one, z), g, in_new);
-        sum(gates.h_new, old, fresh, in_h);
-        const V through = where(in_h, moved);
-        const V through_old = where(in_old, through), through_new = where(in_new, through);
+        const V through = where(f.in_h, moved);
+        const V through_old = where(f.in_old, through), through_new = where(f.in_new, through);
 
         const V z_real = V::mul(z, from_z.s), not_z = from_z.minus(z);
         const V r_real = V::mul(r, from_r.s), not_r = from_r.minus(r);
@@ -145,7 +161,7 @@ struct Derivatives {
 
 // For a unit that keeps its state (held, or beyond the row's length), passes dL/dh' to the state
 // before the step and clears all other derivatives.
-inline void hold(const DerivativesJob &job, int64_t step, int64_t row, int64_t item, int H) {
+QG_ALONE void hold(const DerivativesJob &job, int64_t step, int64_t row, int64_t item, int H) {
     const Chunk &c = job.chunk;
     const bool over = !counts(c, row, step);
     if (!over && !job.held) return;
@@ -171,8 +187,8 @@ inline void pack_codes(float *to, int64_t stride, int64_t item, const Code *code
 }
 
 // Reads the codes of an item's input and previous state, and packs them for weight gradients.
-inline void read_item(const DerivativesJob &job, const Cell &p, int C, int64_t step_in_chunk,
-                      int64_t row, int32_t *x, int32_t *h) {
+QG_ALONE void read_item(const DerivativesJob &job, const Cell &p, int C, int64_t step_in_chunk,
+                        int64_t row, int32_t *x, int32_t *h) {
     const Chunk &c = job.chunk;
     const int64_t place = c.first_step + step_in_chunk, item = item_of(c, step_in_chunk, row);
     const Source inputs{job.x, false, 0, 0};
@@ -184,10 +200,26 @@ inline void read_item(const DerivativesJob &job, const Cell &p, int C, int64_t s
     pack_codes(c.h, c.code_stride, item, h, p.H);
 }
 
-template <class V, int PW, int PR>
+// The functions of operand_blocks.inl for the planes of a matrix.
+inline int block_rows_of(const Packed &p) {
+    return p.planes == 1 ? kBlockRows<1> : kBlockRows<kMaxPlanes>;
+}
+inline int block_groups_of(const Packed &p, int rows) {
+    return p.planes == 1 ? block_groups<1>(rows) : block_groups<kMaxPlanes>(rows);
+}
+inline void dot_block_of(int rows, int groups, const Packed &p, int first, const OperandByte *a,
+                         int64_t stride, int32_t *out) {
+    p.planes == 1 ? dot_block<1>(rows, groups, p, first, a, stride, out)
+                  : dot_block<kMaxPlanes>(rows, groups, p, first, a, stride, out);
+}
+
+template <class V>
 void derivatives_of(const FusedPlan &p, const DerivativesJob &job) {
     using Real = typename V::Real;
-    constexpr int kRowsAtOnce = kBlockRows<PW> < kBlockRows<PR> ? kBlockRows<PW> : kBlockRows<PR>;
+    constexpr int kOne = most_sums<1>(), kAll = most_sums<kMaxPlanes>();
+    constexpr int kMost = kOne > kAll ? kOne : kAll;
+    const int of_x = block_rows_of(p.W), of_h = block_rows_of(p.R);
+    const int rows_at_once = of_x < of_h ? of_x : of_h;
     const Derivatives<V> derivatives(p, job.scales, kept_share(p, job));
     const Chunk &c = job.chunk;
     const int H = p.H, C = p.W.inputs;
@@ -202,8 +234,8 @@ void derivatives_of(const FusedPlan &p, const DerivativesJob &job) {
     for (int64_t i = 0; i < round_up(C, 16); ++i) x_codes[i] = 0;
     for (int64_t i = 0; i < round_up(H, 16); ++i) h_codes[i] = 0;
     for (int64_t i = 0; i < kItems * units; ++i) state[i] = 0;
-    alignas(64) int32_t W[most_sums<PW>() * 3 * kGroup], R[most_sums<PR>() * 3 * kGroup];
-    Units<V> places[most_sums<PR>() * kGroup / V::n];
+    alignas(64) int32_t W[kMost * 3 * kGroup], R[kMost * 3 * kGroup];
+    Units<V> places[kMost * kGroup / V::n];
 
     const int64_t rows = job.end_row - job.first_row, all = c.steps * rows;
     for (int64_t start = 0; start < all; start += kItems) {
@@ -217,15 +249,15 @@ void derivatives_of(const FusedPlan &p, const DerivativesJob &job) {
             to_operand(p.R, p.h.zero, h_codes, H, h + i * h_stride, h_stride);
             for (int u = 0; u < H; ++u) state[i * units + u] = static_cast<Real>(h_codes[u]);
         }
-        const int most_rows = count < kRowsAtOnce ? count : kRowsAtOnce;
-        const int of_W = block_groups<PW>(most_rows), of_R = block_groups<PR>(most_rows);
+        const int most_rows = count < rows_at_once ? count : rows_at_once;
+        const int of_W = block_groups_of(p.W, most_rows), of_R = block_groups_of(p.R, most_rows);
         const int most = of_W < of_R ? of_W : of_R;
         for (int first = 0; first < p.R.groups; first += most) {
             const int groups = p.R.groups - first < most ? p.R.groups - first : most;
-            for (int i = 0; i < count; i += kRowsAtOnce) {
-                const int n = count - i < kRowsAtOnce ? count - i : kRowsAtOnce;
-                dot_block<PW>(n, groups, p.W, first, x + i * x_stride, x_stride, W);
-                dot_block<PR>(n, groups, p.R, first, h + i * h_stride, h_stride, R);
+            for (int i = 0; i < count; i += rows_at_once) {
+                const int n = count - i < rows_at_once ? count - i : rows_at_once;
+                dot_block_of(n, groups, p.W, first, x + i * x_stride, x_stride, W);
+                dot_block_of(n, groups, p.R, first, h + i * h_stride, h_stride, R);
                 int found = 0;
                 for (int r = 0; r < n; ++r)
                     for (int g = 0; g < groups; ++g)
@@ -262,13 +294,8 @@ int64_t fused_derivatives_bytes(const FusedPlan &p) {
 
 void run_fused_derivatives(const FusedPlan &p, const DerivativesJob &job) {
     using Single = typename WideFloats::Lane;
-    constexpr int kTwo = kMaxPlanes;
-    const bool x_one = p.W.planes == 1, h_one = p.R.planes == 1;
-    if (p.in_float)
-        return x_one ? derivatives_of<Single, 1, 1>(p, job)
-                     : derivatives_of<Single, kTwo, 1>(p, job);
-    if (h_one)
-        return x_one ? derivatives_of<Doubles, 1, 1>(p, job)
-                     : derivatives_of<Doubles, kTwo, 1>(p, job);
-    x_one ? derivatives_of<Doubles, 1, kTwo>(p, job) : derivatives_of<Doubles, kTwo, kTwo>(p, job);
+    if (p.rule == QG_HALF_EVEN)
+        return p.in_float ? derivatives_of<Single>(p, job) : derivatives_of<Doubles>(p, job);
+    p.in_float ? derivatives_of<Ruled<Single, true>>(p, job)
+               : derivatives_of<Ruled<Doubles, true>>(p, job);
 }

@@ -33,4 +33,12 @@ struct Lockstep {
     QG_INLINE static Four round(const Four &a) {
         return Four::each([&](int k) { return L::round(a.v[k]); });
     }
+    // By another rule than ties to even; see rules.inl.
+    QG_INLINE static Four whole(const Four &a, L positive, L negative) {
+        return Four::each([&](int k) { return L::whole(a.v[k], positive, negative); });
+    }
+    template <class M, class Channels>
+    QG_INLINE static Four channels(const Four &a, const M &m, const Channels &by) {
+        return Four::each([&](int k) { return L::channels(a.v[k], m.v[k], by); });
+    }
 };

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kDotRows = 4;
 
-inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
-                      int32_t *out) {
+QG_ALONE void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
+                        int32_t *out) {
     for (int row = 0; row < rows; ++row) {
         const int16_t *operand = a + row * a_stride;
         int32x4_t sum[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};

@@ -99,8 +99,8 @@ struct Sums {
 };
 
 // Writes a row of zero-point-free codes as operands, in planes of `stride / planes` values.
-inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, OperandByte *out,
-                       int64_t stride) {
+QG_ALONE void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, OperandByte *out,
+                         int64_t stride) {
     const int32_t shift = zero - p.offset;
     n = static_cast<int>(round_up(n, 16));  // v and out have room for whole vectors
     if (p.planes == 1) {
@@ -118,8 +118,8 @@ inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, O
 }
 
 // Reads n codes or real values at `start` as operands. Returns whether a value was NaN.
-inline bool read_operand(const Packed &p, const Quantizer &b, const Source &from, int64_t start,
-                         int n, int32_t *codes, OperandByte *out, int64_t stride) {
+QG_ALONE bool read_operand(const Packed &p, const Quantizer &b, const Source &from, int64_t start,
+                           int n, int32_t *codes, OperandByte *out, int64_t stride) {
 #if defined(QG_ROWS_AVX512)
     if (from.data && from.real)
         return quantize_operand(p, b, static_cast<const float *>(from.data) + start, n, out,

@@ -17,8 +17,8 @@ namespace {
 constexpr int kDotRows = 4;
 
 // out[row][channel] = sum over pairs of w[pair][channel][2] . a[row][pair][2], in int32.
-inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
-                      int32_t *out) {
+QG_ALONE void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
+                        int32_t *out) {
     for (int row = 0; row < rows; ++row) {
         const int16_t *operand = a + row * a_stride;
 #if defined(__SSE2__)

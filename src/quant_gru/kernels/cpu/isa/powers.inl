@@ -1,13 +1,17 @@
 // Four vectors of `Powers` in lockstep. A single vector would wait for its table lookups, and the
 // waiting instructions would fill the processor's out-of-order window. Included inside the
-// namespace of an instruction set after lockstep.inl and `Powers`.
+// namespace of an instruction set after lockstep.inl and `Powers`. L is `Powers`, or derives from
+// it and rounds differently (rules.inl).
 
-struct WidePowers : Lockstep<WidePowers, Powers> {
-    static constexpr bool kScales = false, kPowers = true;
+#define QG_FOUR_POWERS
+template <class L>
+struct FourPowers : Lockstep<FourPowers<L>, L> {
+    static constexpr int kVectors = 4;
+    static constexpr bool kScales = false, kPowers = true, kEven = L::kEven;
     struct Roundings {
         Powers::Rounding v[kVectors];
     };
-    Powers v[kVectors];
+    L v[kVectors];
 
     template <class F>
     QG_INLINE static auto each(F f) {
@@ -16,19 +20,24 @@ struct WidePowers : Lockstep<WidePowers, Powers> {
         for (int k = 0; k < kVectors; ++k) all.v[k] = f(k);
         return all;
     }
-    static WidePowers all_of(const Powers &);
+    static FourPowers all_of(const Powers &);
     static Roundings all_of(const Powers::Rounding &);
-    Powers lane(int k) const { return v[k]; }
+    L lane(int k) const { return v[k]; }
     static const int32_t *multipliers(const Packed &p, int64_t channel) {
         return Powers::multipliers(p, channel);
     }
     static double base_of(const Table &t) { return Powers::base_of(t); }
-    QG_INLINE static WidePowers rounded_product(const WidePowers &a, const Roundings &m) {
+    QG_INLINE static FourPowers rounded_product(const FourPowers &a, const Roundings &m) {
         return each([&](int k) { return Powers::rounded_product(a.v[k], m.v[k]); });
     }
-    QG_INLINE static WidePowers find(const Table &t, const WidePowers &a) {
+    QG_INLINE static FourPowers product(const FourPowers &a, const FourPowers &b, L positive,
+                                        L negative) {
+        return each([&](int k) { return L::product(a.v[k], b.v[k], positive, negative); });
+    }
+    QG_INLINE static FourPowers find(const Table &t, const FourPowers &a) {
         if (!t.words)
             return each([&](int k) QG_LAMBDA { return Powers{Floats::look_up(t, a.v[k])}; });
         return each([&](int k) QG_LAMBDA { return Powers::find_word(t, a.v[k]); });
     }
 };
+using WidePowers = FourPowers<Powers>;

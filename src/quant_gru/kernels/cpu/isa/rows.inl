@@ -124,7 +124,7 @@ inline void dequantize_row(float scale, const double *v, int n, float *out) {
 }
 
 // Reads n zero-point-free codes at `start`. Returns whether a value was NaN.
-inline bool read_row(const Source &from, const Quantizer &b, int64_t start, int n, int32_t *out) {
+QG_ALONE bool read_row(const Source &from, const Quantizer &b, int64_t start, int n, int32_t *out) {
     if (!from.data) {
         for (int i = 0; i < n; ++i) out[i] = 0;
         return false;
@@ -154,8 +154,8 @@ inline void write_codes(To *out, const Real *v, int n, int32_t zero) {
 
 // Writes n zero-point-free codes as codes, real values or both.
 template <class Real>
-inline void write_row(const Sink &to, const Quantizer &b, int64_t step, int64_t row, const Real *v,
-                      int n) {
+QG_ALONE void write_row(const Sink &to, const Quantizer &b, int64_t step, int64_t row,
+                        const Real *v, int n) {
     if (to.codes) {
         const int64_t start = step * to.codes_step + row * to.codes_row;
         switch (b.container) {

@@ -208,7 +208,7 @@ class Backward {
     }
 
     int64_t workspace() const {
-        switch (layer_.derivatives()) {
+        switch (layer_.kind()) {
             case Layer::Kind::fused:
                 return lines(variant_.fused_derivatives_workspace(layer_.fused()));
             case Layer::Kind::general:
@@ -219,7 +219,7 @@ class Backward {
     }
 
     void find_derivatives(const DerivativesJob &job) const {
-        switch (layer_.derivatives()) {
+        switch (layer_.kind()) {
             case Layer::Kind::fused:
                 return variant_.fused_derivatives(layer_.fused(), job);
             case Layer::Kind::general:

@@ -38,7 +38,7 @@ struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false;
+    static constexpr bool kScales = true, kPowers = false, kEven = true;
     static constexpr double kMagic = kRound;
     __m256 v;
 
@@ -77,15 +77,18 @@ struct Floats {
                                           _mm256_cmp_ps(a.v, hi.v, _CMP_LE_OQ));
         return {_mm256_and_ps(both, _mm256_set1_ps(1.f))};
     }
-    static constexpr bool kDirected = false;
-    static Floats ready(Floats a) { return a; }
-    static Floats floor(Floats a) { return {_mm256_floor_ps(a.v)}; }
-    static Floats trunc(Floats a) {
-        return {_mm256_round_ps(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+    // the rest: see rules.inl
+    static Floats to_integer(Floats a) {
+        return {_mm256_round_ps(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
-    static Floats half_of(Floats a) {
-        const __m256 sign = _mm256_and_ps(a.v, _mm256_set1_ps(-0.f));
-        return {_mm256_or_ps(sign, _mm256_set1_ps(0.5f))};
+    static Floats product_to_integer(Floats a, Floats m, Floats c) {
+        return to_integer({_mm256_fmadd_ps(a.v, m.v, c.v)});
+    }
+    static Floats by_sign(Floats a, Floats positive, Floats negative) {
+        return {_mm256_blendv_ps(positive.v, negative.v, a.v)};
+    }
+    static Floats power_of(Floats m) {
+        return {_mm256_and_ps(m.v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)))};
     }
     static Floats round(Floats a) {
         return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
@@ -119,6 +122,14 @@ struct Powers : Floats {
     struct Rounding {
         __m256i shift, half;
     };
+    // What is added by another rule than ties to even; `half` is a mask.
+    struct Addend {
+        __m256i half, positive, negative;
+        explicit Addend(int rule)
+            : half(_mm256_set1_epi32(rule == QG_FLOOR ? 0 : -1)),
+              positive(_mm256_set1_epi32(rule == QG_DOUBLE ? 1 : 0)),
+              negative(_mm256_set1_epi32(rule == QG_DOUBLE || rule == QG_HALF_AWAY ? -1 : 0)) {}
+    };
 
     Powers() = default;
     Powers(Floats a) : Floats(a) {}
@@ -147,8 +158,17 @@ struct Powers : Floats {
         const __m256i more = _mm256_sub_epi32(_mm256_add_epi32(sum, m.half), even);
         return Floats{_mm256_cvtepi32_ps(_mm256_srav_epi32(more, m.shift))};
     }
+    static Powers shifted(Floats sums, const Rounding &m, const Addend &by) {
+        const __m256i sum = _mm256_castps_si256(sums.v);
+        const __m256i more =
+            _mm256_blendv_epi8(by.positive, by.negative, _mm256_srai_epi32(sum, 31));
+        const __m256i half = _mm256_add_epi32(sum, _mm256_and_si256(m.half, by.half));
+        return Floats{_mm256_cvtepi32_ps(_mm256_srav_epi32(_mm256_add_epi32(half, more), m.shift))};
+    }
+    // Negative where one of both is.
+    static Floats both_signs(Floats a, Floats b) { return {_mm256_xor_ps(a.v, b.v)}; }
     // The table's output minus `base_of(t)`, for an input that is not rounded yet.
-    static Powers find(const Table &t, Powers a) {
+    static Powers find(const Table &t, Floats a) {
         if (!t.words) return Floats::look_up(t, a);
         const __m256i code = _mm256_cvtps_epi32(a.v);  // ties to even
         const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.pre_lo));
@@ -217,7 +237,7 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false;
+    static constexpr bool kScales = true, kPowers = false, kEven = true;
     static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
     __m256d a, b;
 
@@ -265,16 +285,20 @@ struct Doubles {
     static Doubles inside(const Doubles &x, const Doubles &lo, const Doubles &hi) {
         return {inside(x.a, lo.a, hi.a), inside(x.b, lo.b, hi.b)};
     }
-    static constexpr bool kDirected = false;
-    static Doubles floor(const Doubles &x) { return {_mm256_floor_pd(x.a), _mm256_floor_pd(x.b)}; }
-    static Doubles trunc(const Doubles &x) {
-        constexpr int mode = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
+    static Doubles to_integer(const Doubles &x) {
+        constexpr int mode = _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC;
         return {_mm256_round_pd(x.a, mode), _mm256_round_pd(x.b, mode)};
     }
-    static Doubles half_of(const Doubles &x) {
-        const __m256d sign = _mm256_set1_pd(-0.), half = _mm256_set1_pd(0.5);
-        return {_mm256_or_pd(_mm256_and_pd(x.a, sign), half),
-                _mm256_or_pd(_mm256_and_pd(x.b, sign), half)};
+    static Doubles product_to_integer(const Doubles &x, const Doubles &m, const Doubles &c) {
+        return to_integer(multiply_add(x, m, c));
+    }
+    static Doubles by_sign(const Doubles &x, const Doubles &positive, const Doubles &negative) {
+        return {_mm256_blendv_pd(positive.a, negative.a, x.a),
+                _mm256_blendv_pd(positive.b, negative.b, x.b)};
+    }
+    static Doubles power_of(const Doubles &m) {
+        const __m256d exponent = _mm256_castsi256_pd(_mm256_set1_epi64x(0x7ff0000000000000));
+        return {_mm256_and_pd(m.a, exponent), _mm256_and_pd(m.b, exponent)};
     }
     static Doubles round(const Doubles &x) {
         constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

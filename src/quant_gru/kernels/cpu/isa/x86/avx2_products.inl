@@ -32,8 +32,8 @@ inline void dot_rows(const int16_t *w, const int16_t *a, int64_t a_stride, int p
 }
 
 template <int kCount = kDotRows>
-inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
-                      int32_t *out) {
+QG_ALONE void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
+                        int32_t *out) {
     if constexpr (kCount > 1) {
         if (rows < kCount) return dot_pairs<kCount - 1>(w, a, a_stride, rows, pairs, out);
     }

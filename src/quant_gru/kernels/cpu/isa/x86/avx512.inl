@@ -117,7 +117,7 @@ struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 16, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false;
+    static constexpr bool kScales = true, kPowers = false, kEven = true;
     static constexpr double kMagic = kRound;
     __m512 v;
 
@@ -154,25 +154,19 @@ struct Floats {
         return {_mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(above, a.v, hi.v, _CMP_LE_OQ),
                                     _mm512_set1_ps(1.f))};
     }
-    static Floats ready(Floats a) { return a; }
-    static constexpr bool kDirected = true;
-    static Floats floor(Floats a) {
-        return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+    // the rest: see rules.inl
+    static Floats to_integer(Floats a) {
+        return {_mm512_roundscale_ps(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
-    static Floats trunc(Floats a) {
-        return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+    static Floats product_to_integer(Floats a, Floats m, Floats c) {
+        return to_integer({_mm512_fmadd_ps(a.v, m.v, c.v)});
     }
-    static Floats half_of(Floats a) {
-        // (a & sign) | half
-        return {_mm512_castsi512_ps(_mm512_ternarylogic_epi64(
-            _mm512_castps_si512(a.v), _mm512_castps_si512(_mm512_set1_ps(-0.f)),
-            _mm512_castps_si512(_mm512_set1_ps(0.5f)), 0xea))};
+    static Floats by_sign(Floats a, Floats positive, Floats negative) {
+        const __mmask16 below = _mm512_movepi32_mask(_mm512_castps_si512(a.v));
+        return {_mm512_mask_blend_ps(below, positive.v, negative.v)};
     }
-    static Floats product_down(Floats a, Floats m, Floats c) {
-        return {_mm512_fmadd_round_ps(a.v, m.v, c.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
-    }
-    static Floats product_to_zero(Floats a, Floats m, Floats c) {
-        return {_mm512_fmadd_round_ps(a.v, m.v, c.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+    static Floats power_of(Floats m) {
+        return {_mm512_and_ps(m.v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)))};
     }
     static Floats round(Floats a) {
         const __m512 magic = _mm512_set1_ps(kRound);
@@ -220,6 +214,14 @@ struct Powers : Floats {
     struct Rounding {
         __m512i shift, half, rest;
     };
+    // What is added by another rule than ties to even; `half` is a mask.
+    struct Addend {
+        __m512i half, positive, negative;
+        explicit Addend(int rule)
+            : half(_mm512_set1_epi32(rule == QG_FLOOR ? 0 : -1)),
+              positive(_mm512_set1_epi32(rule == QG_DOUBLE ? 1 : 0)),
+              negative(_mm512_set1_epi32(rule == QG_DOUBLE || rule == QG_HALF_AWAY ? -1 : 0)) {}
+    };
 
     Powers() = default;
     Powers(Floats a) : Floats(a) {}
@@ -254,8 +256,17 @@ struct Powers : Floats {
         const __m512i even = _mm512_mask_and_epi32(up, ties, up, _mm512_set1_epi32(-2));
         return Floats{_mm512_cvtepi32_ps(even)};
     }
+    static Powers shifted(Floats sums, const Rounding &m, const Addend &by) {
+        const __m512i sum = _mm512_castps_si512(sums.v);
+        const __m512i more =
+            _mm512_mask_blend_epi32(_mm512_movepi32_mask(sum), by.positive, by.negative);
+        const __m512i half = _mm512_add_epi32(sum, _mm512_and_si512(m.half, by.half));
+        return Floats{_mm512_cvtepi32_ps(_mm512_srav_epi32(_mm512_add_epi32(half, more), m.shift))};
+    }
+    // Negative where one of both is.
+    static Floats both_signs(Floats a, Floats b) { return {_mm512_xor_ps(a.v, b.v)}; }
     // The table's output minus `base_of(t)`, for an input that is not rounded yet.
-    QG_INLINE static Powers find(const Table &t, Powers a) {
+    QG_INLINE static Powers find(const Table &t, Floats a) {
         if (!t.words) return Floats::look_up(t, a);
         return find_word(t, a);
     }
@@ -277,7 +288,7 @@ struct Powers : Floats {
 #endif
     }
 
-    QG_INLINE static Powers find_word(const Table &t, Powers a) {
+    QG_INLINE static Powers find_word(const Table &t, Floats a) {
         const void *const start = before(t.words, (int64_t{kRoundBits} + t.pre_lo - t.even_lo) * 2);
         const __m512i found = _mm512_i32gather_epi32(index_of(t, a), start, 2);
         // (found & 65535) | bits of 2^23
@@ -287,7 +298,7 @@ struct Powers : Floats {
 
  private:
     // The rounded input minus even_lo, plus kRoundBits. Subtracting an even number changes no tie.
-    static __m512i index_of(const Table &t, Powers a) {
+    static __m512i index_of(const Table &t, Floats a) {
         const __m512 lift = _mm512_set1_ps(kRound - static_cast<float>(t.even_lo));
         return _mm512_castps_si512(_mm512_add_ps(a.v, lift));
     }
@@ -369,7 +380,7 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false;
+    static constexpr bool kScales = true, kPowers = false, kEven = true;
     static constexpr double kMagic = 6755399441055744.;
     __m512d v;
 
@@ -404,24 +415,18 @@ struct Doubles {
         return {_mm512_maskz_mov_pd(_mm512_mask_cmp_pd_mask(above, a.v, hi.v, _CMP_LE_OQ),
                                     _mm512_set1_pd(1.))};
     }
-    static constexpr bool kDirected = true;
-    static Doubles floor(Doubles a) {
-        return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+    static Doubles to_integer(Doubles a) {
+        return {_mm512_roundscale_pd(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
-    static Doubles trunc(Doubles a) {
-        return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+    static Doubles product_to_integer(Doubles a, Doubles m, Doubles c) {
+        return to_integer({_mm512_fmadd_pd(a.v, m.v, c.v)});
     }
-    static Doubles half_of(Doubles a) {
-        // (a & sign) | half
-        return {_mm512_castsi512_pd(_mm512_ternarylogic_epi64(
-            _mm512_castpd_si512(a.v), _mm512_castpd_si512(_mm512_set1_pd(-0.)),
-            _mm512_castpd_si512(_mm512_set1_pd(0.5)), 0xea))};
+    static Doubles by_sign(Doubles a, Doubles positive, Doubles negative) {
+        const __mmask8 below = _mm512_movepi64_mask(_mm512_castpd_si512(a.v));
+        return {_mm512_mask_blend_pd(below, positive.v, negative.v)};
     }
-    static Doubles product_down(Doubles a, Doubles m, Doubles c) {
-        return {_mm512_fmadd_round_pd(a.v, m.v, c.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
-    }
-    static Doubles product_to_zero(Doubles a, Doubles m, Doubles c) {
-        return {_mm512_fmadd_round_pd(a.v, m.v, c.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+    static Doubles power_of(Doubles m) {
+        return {_mm512_and_pd(m.v, _mm512_castsi512_pd(_mm512_set1_epi64(0x7ff0000000000000)))};
     }
     static Doubles round(Doubles a) {
         return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};

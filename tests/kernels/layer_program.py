@@ -124,8 +124,11 @@ def check(
     written = bytearray(run(given))
     kinds = set()
     for i, (job, theirs) in enumerate(zip(jobs, results, strict=True)):
-        kind, in_float, nan = struct.unpack_from("<qqq", written)
-        del written[:24]
+        kind, in_float, nan, *bits = struct.unpack_from("<5q", written)
+        del written[:40]
+        w = job.plan.weights
+        # 3 bits take 4; more than 4 take a byte
+        assert kind or bits == [{1: 1, 2: 2, 3: 4, 4: 4}.get(n, 8) for n in (w.bits_W, w.bits_R)]
         kinds.add((("fused", "general", "wide")[kind], "float32" if in_float else "float64"))
         assert bool(nan) == bool(job.x.isnan().any() or job.h0.isnan().any())
         for wanted in theirs:

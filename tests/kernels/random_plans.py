@@ -35,6 +35,7 @@ KINDS = {
     "w16a16": (range(9, 17), range(9, 17)),
     "mixed": (range(1, 17), range(1, 17)),
     "wide": (range(1, 33), range(1, 33)),
+    "few": (range(8, 17), range(1, 5)),
 }
 
 

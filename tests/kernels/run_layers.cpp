@@ -110,8 +110,9 @@ void read(Reader &from, CellNumbers &n) {
     read(from, n.R);
 }
 
-// Writes the kind of the kernel, whether it runs in float32, whether an input was NaN, and the
-// outputs: codes, or as many real values.
+// Writes the kind of the kernel, whether it runs in float32, whether an input was NaN, the bits
+// that a weight of W and of R takes in the fused kernel, and the outputs: codes, or as many real
+// values.
 void run_case(Reader from, const std::string &variant) {
     CellNumbers numbers;
     read(from, numbers);
@@ -141,7 +142,8 @@ void run_case(Reader from, const std::string &variant) {
     job.out.codes_row = job.out.real_row = job.last.codes_row = job.last.real_row = H;
     Scratch scratch;
     const bool nan = run_tasks({{&layer, job}}, 1, scratch);
-    const int64_t head[] = {static_cast<int64_t>(layer.kind()), layer.in_float(), nan};
+    const int64_t head[] = {static_cast<int64_t>(layer.kind()), layer.in_float(), nan,
+                            layer.fused().W.bits, layer.fused().R.bits};
     write_all(head, sizeof head);
     write_all(out.data, static_cast<size_t>(job.T * job.N * H) * element);
     write_all(last.data, static_cast<size_t>(job.N * H) * element);

@@ -16,7 +16,7 @@ from random_plans import random_case
 
 NATIVE = executor.choices()[:-1]
 # 2 000 plans of up to 16 bits, and slower ones of up to 32
-SWEEP = {"w8a8": 700, "w8a16": 500, "w16a16": 400, "mixed": 400, "wide": 60}
+SWEEP = {"w8a8": 600, "w8a16": 400, "w16a16": 300, "mixed": 300, "wide": 60, "few": 200}
 BATCH = 50
 
 

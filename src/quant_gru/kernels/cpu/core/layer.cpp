@@ -180,8 +180,8 @@ int64_t Layer::workspace(int64_t rows, int64_t T) const {
     if (kind_ == Kind::fused) {
         const Layout &layout = *variant_.layout;
         const int64_t words = extends(layout, fused_, rows, T)
-                                  ? 2 * (fused_.W.groups * fused_.W.group_stride +
-                                         fused_.R.groups * fused_.R.group_stride)
+                                  ? 2 * (fused_.W.groups * fused_.W.word_stride +
+                                         fused_.R.groups * fused_.R.word_stride)
                                   : 0;
         rows = std::min<int64_t>(rows, layout.rows);
         const int64_t operand = layout.operand == Operand::s16 ? 2 : 1;

@@ -62,6 +62,29 @@ void interleave(const int8_t *row, int inputs, int depth, int64_t stride, int8_t
     }
 }
 
+// The same for codes of `bits` that share elements with those of the next steps.
+template <class Element>
+void share(const int8_t *row, int inputs, int depth, int bits, int64_t stride, int8_t *to) {
+    constexpr int kWidth = 8 * sizeof(Element);
+    const int mask = (1 << bits) - 1, shared = kWidth / bits * depth;
+    for (int first = 0; first < inputs; first += shared, to += stride)
+        for (int d = 0; d < depth; ++d) {
+            unsigned element = 0;
+            int place = kWidth - bits;
+            for (int i = first + d; i < inputs && place >= 0; i += depth, place -= bits)
+                element |= static_cast<unsigned>(row[i] & mask) << place;
+            const Element stored = static_cast<Element>(element);
+            std::memcpy(to + d * static_cast<int>(sizeof stored), &stored, sizeof stored);
+        }
+}
+
+// Bits that a weight takes.
+int stored_bits(const Matrix &from, const Layout &layout) {
+    // Sums of unsigned bytes times 2^(8 - bits) w, which is at most 2^7, must fit 32 bits.
+    if (!layout.shared || from.weight_bits > 4 || from.inputs >= 1 << 16) return 8;
+    return from.weight_bits == 3 ? 4 : from.weight_bits;
+}
+
 }  // namespace
 
 bool fits_float(double m) { return m == 0 || (m > 1e-20 && m < 1e20); }
@@ -93,8 +116,17 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
     p.lo = static_cast<double>(from.lo);
     p.hi = static_cast<double>(from.hi);
     // An odd number of cache lines, so that groups map to different cache sets.
-    p.group_stride = cache_lines(round_up(p.steps, layout.step_block) * depth * 3 * group);
-    if (p.group_stride / 64 % 2 == 0) p.group_stride += 64;
+    p.word_stride = cache_lines(round_up(p.steps, layout.step_block) * depth * 3 * group);
+    if (p.word_stride / 64 % 2 == 0) p.word_stride += 64;
+    p.bits = stored_bits(from, layout);
+    const int width = p.bits < 8 ? layout.shared : 8;  // bits of an element
+    const int64_t step_bytes = int64_t{3} * group * depth * width / 8;
+    if (p.bits < 8) {
+        p.group_stride = cache_lines((p.steps * p.bits + width - 1) / width * step_bytes);
+        if (p.group_stride % 4096 == 0) p.group_stride += 64;
+    } else {
+        p.group_stride = p.word_stride;
+    }
     const size_t channels = static_cast<size_t>(p.groups) * 3 * group;
     auto *w = arena.reuse(p.w, static_cast<size_t>(p.groups * p.group_stride));
     auto *bias = arena.reuse(p.bias, channels);
@@ -104,11 +136,17 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
     for (int gate = 0; gate < 3; ++gate) {
         for (int unit = 0; unit < H; ++unit) {
             const int c = gate * H + unit, place = unit % group;
-            int8_t *to = w + unit / group * p.group_stride + (gate * group + place) * depth;
+            int8_t *to =
+                w + unit / group * p.group_stride + (gate * group + place) * depth * width / 8;
             int64_t total = 0, magnitude = 0;
             const auto *row =
                 static_cast<const int8_t *>(from.codes) + static_cast<int64_t>(c) * inputs;
-            interleave(row, inputs, depth, 3 * group * depth, to);
+            if (p.bits == 8)
+                interleave(row, inputs, depth, step_bytes, to);
+            else if (width == 8)
+                share<uint8_t>(row, inputs, depth, p.bits, step_bytes, to);
+            else
+                share<uint16_t>(row, inputs, depth, p.bits, step_bytes, to);
             sum_codes(row, inputs, total, magnitude);
             // Only the exact total must fit 32 bits; partial sums may wrap around.
             const int64_t bound = magnitude * from.reach + size_of(from.bias[c]);

@@ -135,6 +135,10 @@ enum class Operand : int { u8, s8, s16 };
 struct Layout {
     int group = 16;  // units that are adjacent in memory
     int depth = 4;   // products that one instruction sums
+    // Weights of up to 4 bits share elements of so many bits; 0: each weight takes a byte. With
+    // operands of unsigned bytes they are read times 2^(8 - bits), and `dot` shifts its sums back:
+    // x86 cannot shift bytes.
+    int shared = 0;
     Operand operand = Operand::u8;
     bool fused_multiply_add = true;
     int rows = 24;        // rows that one pass through time processes together
@@ -145,16 +149,19 @@ struct Layout {
     bool powers = false;  // the instruction set has lanes of `Powers`
 };
 
-// W x or R h of the fused kernel. Weights of up to 8 bits: [group][step][gate][unit][depth].
+// W x or R h of the fused kernel. Weights of up to 8 bits: [group][step][gate][unit][depth]. If
+// `bits` is less than 8, `shared / bits` steps share elements, the first one in the highest bits.
 struct Packed {
     int inputs = 0;  // features of the operand
     int steps = 0;   // inputs / depth, rounded up
     int groups = 0;
     int planes = 1;            // byte planes of the operand
     int32_t offset = 0;        // operand = code - offset
+    int bits = 8;              // that a weight takes in `w`: 8, 4, 2 or 1
     int64_t group_stride = 0;  // bytes
+    int64_t word_stride = 0;   // from one group to the next in `words`
     const int8_t *w = nullptr;
-    const int16_t *words = nullptr;  // the same as words, or null
+    const int16_t *words = nullptr;  // weights extended to words, or null
     const int32_t *bias = nullptr;  // [group][gate][unit], zero point and offset included, mod 2^32
     const float *m_float = nullptr;  // M / 2^k of each channel
     const double *m = nullptr;
@@ -212,8 +219,8 @@ struct GeneralPlan : Cell {
 inline bool extends(const Layout &layout, const FusedPlan &plan, int64_t rows, int64_t T) {
     constexpr int64_t kFits = 1 << 18;
     return layout.words_from > 0 && rows >= layout.words_from && T >= layout.words_from &&
-           plan.W.groups * plan.W.group_stride <= kFits &&
-           plan.R.groups * plan.R.group_stride <= kFits;
+           plan.W.groups * plan.W.word_stride <= kFits &&
+           plan.R.groups * plan.R.word_stride <= kFits;
 }
 
 // Input values, real or codes. Strides count elements; features are contiguous.

@@ -422,10 +422,33 @@ bool run_packed(const FusedPlan &p, const Job &job) {
     return run_planes<Doubles>(p, job);
 }
 
+// Extends weights that share words.
+inline void unpack_words(const Packed &p, int16_t *words) {
+    constexpr int kStep = 3 * kGroup * kDepth;
+    for (int group = 0; group < p.groups; ++group, words += p.word_stride) {
+        const int8_t *from = p.w + group * p.group_stride;
+        for (int step = 0, used = 0; step < p.steps; ++step) {
+            for (int i = 0; i < kStep; ++i) {
+                uint16_t shared;
+                __builtin_memcpy(&shared, from + 2 * i, sizeof shared);
+                const auto high = static_cast<int16_t>(static_cast<uint16_t>(shared << used));
+                words[step * kStep + i] = static_cast<int16_t>(high >> (16 - p.bits));
+            }
+            used += p.bits;
+            if (used < 16) continue;
+            used = 0;
+            from += 2 * kStep;
+        }
+    }
+}
+
 inline const int16_t *extended(const Packed &p, MemoryPieces &pieces) {
-    const int64_t n = p.groups * p.group_stride;
+    const int64_t n = p.groups * p.word_stride;
     auto *words = static_cast<int16_t *>(pieces.take(n * sizeof(int16_t)));
-    for (int64_t i = 0; i < n; ++i) words[i] = p.w[i];
+    if (p.bits == 8)
+        for (int64_t i = 0; i < n; ++i) words[i] = p.w[i];
+    else
+        unpack_words(p, words);
     return words;
 }
 

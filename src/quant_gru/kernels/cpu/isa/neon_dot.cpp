@@ -35,7 +35,9 @@ QG_ALONE void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, in
 // --- the fused kernel's products
 
 using OperandByte = int8_t;
-constexpr int kGroup = 8, kDepth = 4, kMaxPlanes = 2;
+constexpr int kGroup = 8, kDepth = 4, kMaxPlanes = 2, kShared = 8;
+#include "cpu/isa/shared_bits.inl"
+
 template <int P>
 constexpr int kMaxRows = P == 1 ? 4 : 2;
 // up to 24 accumulators of four units
@@ -43,8 +45,20 @@ constexpr int max_groups(int rows, int planes) {
     return (rows == 1 ? 4 : rows == 2 ? 2 : 1) / planes;
 }
 
+// 16 weights of `kStep` of the steps that share bytes.
+template <int B, int kStep>
+inline int8x16_t weights_at(const int8_t *w) {
+    const int8x16_t weights = vld1q_s8(w);
+    if constexpr (B == 8)
+        return weights;
+    else if constexpr (kStep == 0)
+        return vshrq_n_s8(weights, 8 - B);
+    else
+        return vshrq_n_s8(vshlq_n_s8(weights, B * kStep), 8 - B);
+}
+
 // Not inline: the sums need all registers, and values of the caller would occupy some.
-template <int G, int R, int P>
+template <int G, int R, int P, int B>
 __attribute__((noinline)) void dot(const Packed &p, int first, const int8_t *a, int64_t stride,
                                    int32_t *out) {
     int32x4_t sum[P][R][3 * G][2];
@@ -60,15 +74,15 @@ __attribute__((noinline)) void dot(const Packed &p, int first, const int8_t *a, 
             }
     const int8_t *w = p.w + first * p.group_stride;
     const int64_t group_stride = p.group_stride, plane = stride / P;
-    const int steps = p.steps;
-    for (int step = 0; step < steps; ++step, w += 96, a += 4) {
+    auto take = [&](auto step) QG_LAMBDA {
+        constexpr int kStep = decltype(step)::value;
         int8x16_t operand[P][R];
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
             for (int half = 0; half < P; ++half) {
                 int32_t quad;
-                __builtin_memcpy(&quad, a + r * stride + half * plane, 4);
+                __builtin_memcpy(&quad, a + 4 * kStep + r * stride + half * plane, 4);
                 operand[half][r] = vreinterpretq_s8_s32(vdupq_n_s32(quad));
             }
 #pragma GCC unroll 16
@@ -79,7 +93,7 @@ __attribute__((noinline)) void dot(const Packed &p, int first, const int8_t *a, 
 #pragma GCC unroll 2
             for (int i = 0; i < 2; ++i) {
                 const int8x16_t weights =
-                    vld1q_s8(w + (v / 3) * group_stride + (v % 3) * 32 + 16 * i);
+                    weights_at<B, kStep>(w + (v / 3) * group_stride + (v % 3) * 32 + 16 * i);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
@@ -88,7 +102,9 @@ __attribute__((noinline)) void dot(const Packed &p, int first, const int8_t *a, 
                             vdotq_s32(sum[half][r][v][i], weights, operand[half][r]);
             }
         }
-    }
+    };
+    for (int left = p.steps; left > 0; left -= kSteps<B>, w += 96, a += 4 * kSteps<B>)
+        each_step<kSteps<B>>(left, take);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
@@ -118,7 +134,7 @@ inline int64_t multiply_only(int64_t) { return 0; }
 
 }  // namespace
 
-extern const Layout layout{kGroup, kDepth, Operand::s8, kFusedMultiplyAdd};
+extern const Layout layout{kGroup, kDepth, kShared, Operand::s8, kFusedMultiplyAdd};
 
 #include "cpu/isa/entries.inl"
 

@@ -4,7 +4,8 @@
 //   OperandByte          int16_t, uint8_t or int8_t,
 //   kMaxRows<planes>, max_groups(rows, planes)
 //                        maximum number of rows and groups of a call of `dot`,
-//   dot<G, R, P>(..)     sums of G groups for R rows, bias included,
+//   kShared              Layout::shared,
+//   dot<G, R, P, B>(..)  sums of G groups for R rows, bias included; weights take B bits,
 //   kTileRows<planes>    maximum number of rows of a call of `dot_tiles<P>`; 0 without tiles,
 //   kTileGroups          maximum number of groups of such a call,
 //   dot_planes<P>(..)    if QG_PLANES_APART is defined: `dot_tiles` with separate sums for the two
@@ -16,7 +17,12 @@ inline void dot_groups(int groups, const Packed &p, int first, const OperandByte
     if constexpr (G > 1) {
         if (groups < G) return dot_groups<P, R, G - 1>(groups, p, first, a, stride, out);
     }
-    dot<G, R, P>(p, first, a, stride, out);
+    if constexpr (kShared > 0) {
+        if (p.bits == 4) return dot<G, R, P, 4>(p, first, a, stride, out);
+        if (p.bits == 2) return dot<G, R, P, 2>(p, first, a, stride, out);
+        if (p.bits == 1) return dot<G, R, P, 1>(p, first, a, stride, out);
+    }
+    dot<G, R, P, 8>(p, first, a, stride, out);
 }
 
 template <int P>

@@ -49,7 +49,9 @@ QG_ALONE void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, in
 // --- the fused kernel's products
 
 using OperandByte = int16_t;
-constexpr int kGroup = 8, kMaxPlanes = 1;
+constexpr int kGroup = 8, kMaxPlanes = 1, kShared = 16;
+#include "cpu/isa/shared_bits.inl"
+
 template <int P>
 constexpr int kMaxRows = 2;
 
@@ -58,7 +60,7 @@ constexpr int kMaxRows = 2;
 constexpr int kDepth = 2;
 constexpr int max_groups(int rows, int) { return rows == 1 ? 2 : 1; }
 
-template <int G, int R, int P>
+template <int G, int R, int P, int B>
 inline void dot(const Packed &p, int first, const int16_t *a, int64_t stride, int32_t *out) {
     __m128i sum[R][3 * G][2];
     const __m128i *bias = reinterpret_cast<const __m128i *>(p.bias + first * 24);
@@ -66,23 +68,33 @@ inline void dot(const Packed &p, int first, const int16_t *a, int64_t stride, in
         for (int v = 0; v < 3 * G; ++v)
             for (int i = 0; i < 2; ++i) sum[r][v][i] = _mm_load_si128(bias + 2 * v + i);
     const int8_t *w = p.w + first * p.group_stride;
-    for (int step = 0; step < p.steps; ++step, w += 48, a += 2) {
+    constexpr int kBytes = B < 8 ? 32 : 16;  // of eight units
+    auto take = [&](auto step) QG_LAMBDA {
+        constexpr int kStep = decltype(step)::value;
 #pragma GCC unroll 16
         for (int v = 0; v < 3 * G; ++v) {
-            const int8_t *at = w + (v / 3) * p.group_stride + (v % 3) * 16;
-            const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i *>(at));
-            const __m128i low = _mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8);
-            const __m128i high = _mm_srai_epi16(_mm_unpackhi_epi8(bytes, bytes), 8);
+            const auto *at =
+                reinterpret_cast<const __m128i *>(w + (v / 3) * p.group_stride + (v % 3) * kBytes);
+            __m128i low = _mm_load_si128(at), high;
+            if constexpr (B == 8) {
+                high = _mm_srai_epi16(_mm_unpackhi_epi8(low, low), 8);
+                low = _mm_srai_epi16(_mm_unpacklo_epi8(low, low), 8);
+            } else {
+                low = _mm_srai_epi16(_mm_slli_epi16(low, B * kStep), 16 - B);
+                high = _mm_srai_epi16(_mm_slli_epi16(_mm_load_si128(at + 1), B * kStep), 16 - B);
+            }
 #pragma GCC unroll 2
             for (int r = 0; r < R; ++r) {
                 int32_t pair;
-                __builtin_memcpy(&pair, a + r * stride, 4);
+                __builtin_memcpy(&pair, a + 2 * kStep + r * stride, 4);
                 const __m128i operand = _mm_set1_epi32(pair);
                 sum[r][v][0] = _mm_add_epi32(sum[r][v][0], _mm_madd_epi16(low, operand));
                 sum[r][v][1] = _mm_add_epi32(sum[r][v][1], _mm_madd_epi16(high, operand));
             }
         }
-    }
+    };
+    for (int left = p.steps; left > 0; left -= kSteps<B>, w += 3 * kBytes, a += 2 * kSteps<B>)
+        each_step<kSteps<B>>(left, take);
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < 3 * G; ++v)
             for (int i = 0; i < 2; ++i)
@@ -95,22 +107,34 @@ inline void dot(const Packed &p, int first, const int16_t *a, int64_t stride, in
 constexpr int kDepth = 1;
 constexpr int max_groups(int, int) { return 1; }
 
-template <int G, int R, int P>
+template <int G, int R, int P, int B>
 inline void dot(const Packed &p, int first, const int16_t *a, int64_t stride, int32_t *out) {
     // Unsigned, so that partial sums may wrap around modulo 2^32.
     uint32_t sum[R][24];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < 24; ++c) sum[r][c] = static_cast<uint32_t>(p.bias[first * 24 + c]);
     const int8_t *w = p.w + first * p.group_stride;
-    for (int step = 0; step < p.steps; ++step, w += 24) {
+    auto take = [&](auto step) QG_LAMBDA {
+        constexpr int kStep = decltype(step)::value;
         int16_t weights[24];
-        for (int c = 0; c < 24; ++c) weights[c] = w[c];
+        if constexpr (B == 8) {
+            for (int c = 0; c < 24; ++c) weights[c] = w[c];
+        } else {
+            uint16_t shared[24];
+            __builtin_memcpy(shared, w, sizeof shared);
+            for (int c = 0; c < 24; ++c) {
+                const auto high = static_cast<uint16_t>(shared[c] << (B * kStep));
+                weights[c] = static_cast<int16_t>(static_cast<int16_t>(high) >> (16 - B));
+            }
+        }
         for (int r = 0; r < R; ++r) {
-            const int16_t operand = a[r * stride + step];
+            const int16_t operand = a[r * stride + kStep];
             for (int c = 0; c < 24; ++c)
                 sum[r][c] += static_cast<uint32_t>(static_cast<int32_t>(weights[c]) * operand);
         }
-    }
+    };
+    for (int left = p.steps; left > 0; left -= kSteps<B>, w += B < 8 ? 48 : 24, a += kSteps<B>)
+        each_step<kSteps<B>>(left, take);
     __builtin_memcpy(out, sum, sizeof sum);
 }
 
@@ -133,7 +157,7 @@ inline int64_t multiply_only(int64_t) { return 0; }
 
 }  // namespace
 
-extern const Layout layout{kGroup, kDepth, Operand::s16, kFusedMultiplyAdd};
+extern const Layout layout{kGroup, kDepth, kShared, Operand::s16, kFusedMultiplyAdd};
 
 #include "cpu/isa/entries.inl"
 

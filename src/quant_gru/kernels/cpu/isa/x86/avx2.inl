@@ -350,9 +350,11 @@ constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 
 }  // namespace
 
 #if defined(QG_AVXVNNI)
-extern const Layout layout{kGroup, kDepth, Operand::u8, true, kTileRows<1>, 16, 1, 1, 0, true};
+extern const Layout layout{kGroup, kDepth, kShared, Operand::u8, true, kTileRows<1>,
+                           16,     1,      1,       0,           true};
 #else
-extern const Layout layout{kGroup, kDepth, Operand::s16, true, kTileRows<1>, 16, 1, 1, 8, true};
+extern const Layout layout{kGroup, kDepth, kShared, Operand::s16, true, kTileRows<1>, 16,
+                           1,      1,      8,       true};
 #endif
 
 #include "cpu/isa/entries.inl"

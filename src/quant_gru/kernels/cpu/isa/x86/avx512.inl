@@ -468,9 +468,9 @@ constexpr int panels_at_once(int rows) { return rows <= 2 ? 4 : rows <= 6 ? 2 : 
 }  // namespace
 
 #if defined(QG_AMX)
-extern const Layout layout{kGroup, kDepth, Operand::u8, true, 32, 32, 16, 16, 0, true};
+extern const Layout layout{kGroup, kDepth, kShared, Operand::u8, true, 32, 32, 16, 16, 0, true};
 #else
-extern const Layout layout{kGroup, kDepth, Operand::u8, true, 24, 16, 1, 1, 0, true};
+extern const Layout layout{kGroup, kDepth, kShared, Operand::u8, true, 24, 16, 1, 1, 0, true};
 #endif
 
 #include "cpu/isa/entries.inl"

@@ -3,14 +3,15 @@
     python tests/cuda/launch_digests.py --seeds 200 > FILE
 
 One line for each plan: its name, and digests of its form and gate arithmetic, of the layouts of its
-recurrence, and of the launches of its calls with the texts and options of their kernels. Where only
-code moves, two versions of the package print the same lines.
+recurrence, and of the launches of its calls and of its backward with the texts and options of their
+kernels. Where only code moves, two versions of the package print the same lines.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import hashlib
 import os
 import random
@@ -31,12 +32,14 @@ from recurrence_layouts import StateOutputs, layout
 from quant_gru.integer.call_form import CallForm
 from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.backward.inputs import PRECISIONS
 from quant_gru.kernels.cuda.forward import launch_plan, layer
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.cuda.plan import structure
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.structs import KINDS as CONTAINERS
 from quant_gru.kernels.cuda.structs import MatrixC
 
 MACHINES = (
@@ -146,6 +149,19 @@ def code_launches(machine: Machine, cell: layer.Cell, T: int, N: int) -> Any:
     return _native.code_launches_of(*given)[0]
 
 
+def backward_launches(machine: Machine, plan: Any, T: int, N: int, rng: random.Random) -> Any:
+    """What a backward of a cell starts, in its order; its products, and bytes of its workspace."""
+    cell, w = layer.Cell(plan), plan.weights
+    cell.numbers.frozen.places = [(0, 0, 0, 0)] * 3
+    direction = cell.native([]), rng.random() < 0.5, (CONTAINERS[w.W.dtype], CONTAINERS[w.R.dtype])
+    wanted = tuple(rng.random() < 0.7 for _ in range(5))
+    precision = dataclasses.astuple(PRECISIONS[rng.choice(list(PRECISIONS))])
+    policy = _native.BackwardPolicy()
+    policy.product_bytes = rng.choice((32 << 20, 1 << 16))
+    given = [direction], T, N, wanted, precision, machine.clusters(), policy
+    return _native.layer_backward_of(*given)
+
+
 def described(launches: Any) -> Iterator[Any]:
     """Launches with the texts of their kernels."""
     for source, *rest in launches or ():
@@ -175,6 +191,11 @@ def lines(seeds: int) -> Iterator[str]:
                 codes = code_launches(machine, cells[0], case.T, case.N)
                 digests = (digest(*described(each)) for each in (made, codes))
                 yield f"call {kind} {seed} {arch} {made is not None} {' '.join(digests)}"
+                if cells[0].numbers.form.narrow:
+                    plan, rng = gru._plan().cells[0][0], random.Random(seed)
+                    steps, *rest = backward_launches(machine, plan, case.T, case.N, rng)
+                    kernels = described(each for each, _ in steps if each)
+                    yield f"backward {kind} {seed} {arch} {digest(*kernels, *steps, *rest)}"
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 sys.path.append(str(Path(__file__).parents[1] / "cpp"))
 
 from cuda_library import KINDS, gpu_case
+from gate_structs import cell_of, saturated_of
 from random_plans import random_case
 from recurrence_layouts import StateOutputs, layout
 
@@ -89,12 +90,13 @@ def gates_of(gates: Any) -> Any:
 def numbers_of(plan: Any) -> list[Any]:
     """The form of a plan, its gate arithmetic, and the contents of its tables."""
     form, frozen = structure.form_of(plan), structure.frozen_numbers(plan.frozen)
+    saturated = saturated_of(frozen)
     found: list[Any] = [getattr(form, name) for name in FORM.split()]
     found += [gates_of(form.own), gates_of(form.recurrence), sorted(form.products.items())]
-    found += [frozen.saturated and values_of(frozen.saturated)]
+    found += [saturated and values_of(saturated)]
     reals = ("float", "double") if form.narrow else ("double",)
-    found += [values_of(frozen.cells[real]) for real in reals]
-    for table in (getattr(frozen.cells["double"], gate) for gate in "zrg"):
+    found += [values_of(cell_of(frozen, real)) for real in reals]
+    for table in (getattr(cell_of(frozen, "double"), gate) for gate in "zrg"):
         if table.direct:
             found.append(ctypes.string_at(table.direct, 4 * table.entries))
         if table.lines:
@@ -128,11 +130,19 @@ class NoArrays(layer.Arrays):
         return 0
 
     def W(self) -> bytes:
-        record = MatrixC.from_buffer_copy(super().W())
-        for name, kind in record._fields_:
-            if kind is ctypes.c_void_p:
-                setattr(record, name, None)
-        return bytes(record)
+        return without_addresses(super().W())
+
+    def transposed(self) -> tuple[bytes, bytes]:
+        W, R = super().transposed()
+        return without_addresses(W), without_addresses(R)
+
+
+def without_addresses(matrix: bytes) -> bytes:
+    record = MatrixC.from_buffer_copy(matrix)
+    for name, kind in record._fields_:
+        if kind is ctypes.c_void_p:
+            setattr(record, name, None)
+    return bytes(record)
 
 
 def planned_launches(stack: Stack, T: int, N: int, form: CallForm) -> Any:

@@ -24,7 +24,7 @@ quant_gru_embed("" ${folder}/quant_gru/kernels/cuda *.cuh boundary/quantize_inpu
                 recurrence/persistent.cu recurrence/per_step.cu recurrence/wide_integers.cu)
 quant_gru_embed("" ${folder}/quant_gru/kernels c99/*.h)
 quant_gru_embed("kernel_runtime/cuda/" ${folder}/quant_gru/kernel_runtime/cuda *.cuh)
-quant_gru_embed("" ${folder}/quant_gru/kernel_runtime/cuda *.cu)
+quant_gru_embed("" ${folder}/quant_gru/kernel_runtime/cuda *.cu stdint.h)
 quant_gru_embed("kernel_runtime/c99/" ${folder}/quant_gru/kernel_runtime/c99 *.h)
 # Headers are parts of all keys in the cache. Those of the passes become a part of their sources instead.
 function(quant_gru_join name)

@@ -3,14 +3,15 @@
     python tests/cuda/launch_digests.py --seeds 200 > FILE
 
 One line for each plan: its name, and digests of its form and gate arithmetic, of the layouts of its
-recurrence, and of the launches of its calls with the texts and options of their kernels. Where only
-code moves, two versions of the package print the same lines.
+recurrence, and of the launches of its calls and of its backward with the texts and options of their
+kernels. Where only code moves, two versions of the package print the same lines.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import hashlib
 import os
 import random
@@ -25,18 +26,21 @@ sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 sys.path.append(str(Path(__file__).parents[1] / "cpp"))
 
 from cuda_library import KINDS, gpu_case
+from gate_structs import cell_of, saturated_of
 from random_plans import random_case
 from recurrence_layouts import StateOutputs, layout
 
 from quant_gru.integer.call_form import CallForm
 from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.backward.inputs import PRECISIONS
 from quant_gru.kernels.cuda.forward import launch_plan, layer
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.cuda.plan import structure
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.structs import KINDS as CONTAINERS
 from quant_gru.kernels.cuda.structs import MatrixC
 
 MACHINES = (
@@ -86,12 +90,13 @@ def gates_of(gates: Any) -> Any:
 def numbers_of(plan: Any) -> list[Any]:
     """The form of a plan, its gate arithmetic, and the contents of its tables."""
     form, frozen = structure.form_of(plan), structure.frozen_numbers(plan.frozen)
+    saturated = saturated_of(frozen)
     found: list[Any] = [getattr(form, name) for name in FORM.split()]
     found += [gates_of(form.own), gates_of(form.recurrence), sorted(form.products.items())]
-    found += [frozen.saturated and values_of(frozen.saturated)]
+    found += [saturated and values_of(saturated)]
     reals = ("float", "double") if form.narrow else ("double",)
-    found += [values_of(frozen.cells[real]) for real in reals]
-    for table in (getattr(frozen.cells["double"], gate) for gate in "zrg"):
+    found += [values_of(cell_of(frozen, real)) for real in reals]
+    for table in (getattr(cell_of(frozen, "double"), gate) for gate in "zrg"):
         if table.direct:
             found.append(ctypes.string_at(table.direct, 4 * table.entries))
         if table.lines:
@@ -125,11 +130,19 @@ class NoArrays(layer.Arrays):
         return 0
 
     def W(self) -> bytes:
-        record = MatrixC.from_buffer_copy(super().W())
-        for name, kind in record._fields_:
-            if kind is ctypes.c_void_p:
-                setattr(record, name, None)
-        return bytes(record)
+        return without_addresses(super().W())
+
+    def transposed(self) -> tuple[bytes, bytes]:
+        W, R = super().transposed()
+        return without_addresses(W), without_addresses(R)
+
+
+def without_addresses(matrix: bytes) -> bytes:
+    record = MatrixC.from_buffer_copy(matrix)
+    for name, kind in record._fields_:
+        if kind is ctypes.c_void_p:
+            setattr(record, name, None)
+    return bytes(record)
 
 
 def planned_launches(stack: Stack, T: int, N: int, form: CallForm) -> Any:
@@ -144,6 +157,19 @@ def code_launches(machine: Machine, cell: layer.Cell, T: int, N: int) -> Any:
     sequence = (0, 0, 0, 0, False, 0)
     given = [cell.native([])], chip_of(machine), T, N, [sequence], POLICY
     return _native.code_launches_of(*given)[0]
+
+
+def backward_launches(machine: Machine, plan: Any, T: int, N: int, rng: random.Random) -> Any:
+    """What a backward of a cell starts, in its order; its products, and bytes of its workspace."""
+    cell, w = layer.Cell(plan), plan.weights
+    cell.numbers.frozen.places = [(0, 0, 0, 0)] * 3
+    direction = cell.native([]), rng.random() < 0.5, (CONTAINERS[w.W.dtype], CONTAINERS[w.R.dtype])
+    wanted = tuple(rng.random() < 0.7 for _ in range(5))
+    precision = dataclasses.astuple(PRECISIONS[rng.choice(list(PRECISIONS))])
+    policy = _native.BackwardPolicy()
+    policy.product_bytes = rng.choice((32 << 20, 1 << 16))
+    given = [direction], T, N, wanted, precision, machine.clusters(), policy
+    return _native.layer_backward_of(*given)
 
 
 def described(launches: Any) -> Iterator[Any]:
@@ -175,6 +201,11 @@ def lines(seeds: int) -> Iterator[str]:
                 codes = code_launches(machine, cells[0], case.T, case.N)
                 digests = (digest(*described(each)) for each in (made, codes))
                 yield f"call {kind} {seed} {arch} {made is not None} {' '.join(digests)}"
+                if cells[0].numbers.form.narrow:
+                    plan, rng = gru._plan().cells[0][0], random.Random(seed)
+                    steps, *rest = backward_launches(machine, plan, case.T, case.N, rng)
+                    kernels = described(each for each, _ in steps if each)
+                    yield f"backward {kind} {seed} {arch} {digest(*kernels, *steps, *rest)}"
 
 
 def main() -> None:

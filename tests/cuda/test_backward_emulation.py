@@ -10,16 +10,10 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Tape, Wanted, complete, straight_through
-from quant_gru.kernels.cuda.backward import (
-    buffers,
-    grid_planner,
-    inputs,
-    launch_plan,
-    layer,
-    planner,
-    stages,
-    time_chunks,
-)
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.backward import inputs, launch_plan, layer, time_chunks
+from quant_gru.kernels.cuda.backward.launch_plan import POLICY
+from quant_gru.kernels.cuda.recurrence.planner import our_errors
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -40,6 +34,7 @@ pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="needs g++"),
 ]
 ALL = Wanted(h=True)
+BACK_SHAPE, BACK_GRID = launch_plan.VARIABLES
 
 
 def check(host, tapes, precision, wanted=Wanted(h=True), seed=0):  # noqa: B008
@@ -108,7 +103,7 @@ SHAPES = [
 @pytest.mark.parametrize(("shape", "H", "precision"), SHAPES)
 def test_shapes(host, monkeypatch, shape, H, precision):
     """Every way to lay the recurrence out, with rows that fill no tile."""
-    monkeypatch.setenv(planner.VARIABLE, shape)
+    monkeypatch.setenv(BACK_SHAPE, shape)
     (plan,) = plans_of(3, H, weights=2)
     check(host, [random_tape(plan, 5, 9, lengths=True)], precision)
     macros = [macros for name, macros in host.launched if name == "back"][-1]
@@ -165,7 +160,7 @@ def test_random_plans(host, monkeypatch, kind):
 
 @pytest.mark.parametrize(("config", "precision"), [("int8", "bf16"), ("int16", "fp32")])
 def test_weights_that_fit_no_registers(host, monkeypatch, config, precision):
-    monkeypatch.setattr(planner, "choose", lambda *_: None)
+    monkeypatch.setattr(POLICY, "in_clusters", False)
     (plan,) = plans_of(5, 20, CONFIGS[config])
     check(host, [random_tape(plan, 6, 5, lengths=True, reverse=True)], precision)
 
@@ -183,7 +178,7 @@ GRIDS = [
 @pytest.mark.parametrize(("shape", "H", "N"), GRIDS)
 def test_the_whole_gpu(host, monkeypatch, shape, H, N):
     """Blocks that are there at once, with units and rows that fill no tile."""
-    monkeypatch.setenv(grid_planner.VARIABLE, shape)
+    monkeypatch.setenv(BACK_GRID, shape)
     (plan,) = plans_of(3, H, CONFIGS["int8-free"], weights=2)
     tape = random_tape(plan, 5, N, lengths=True)
     (found,) = check(host, [tape], "bf16")
@@ -198,7 +193,7 @@ def test_the_whole_gpu(host, monkeypatch, shape, H, N):
 @pytest.mark.parametrize("held", [False, True])
 def test_the_whole_gpu_takes_what_others_take(host, monkeypatch, config, held):
     """Both directions, all lengths, units that stay or keep a share, pieces of time."""
-    monkeypatch.setenv(grid_planner.VARIABLE, "2,1,1,2,0,1,1")
+    monkeypatch.setenv(BACK_GRID, "2,1,1,2,0,1,1")
     plans = plans_of(5, 24, CONFIGS[config], zoneout=0.0 if held else 0.3, bidirectional=True)
     tapes = both_directions(plans, random_tape(plans[0], 11, 5, lengths=True, held=held))
     host.launched.clear()
@@ -297,7 +292,8 @@ def test_codes_go_in_groups_where_rows_are_aligned(host, monkeypatch, config, C,
     tape = random_tape(plan, T, N)
     out, last = random_gradients(tape)
     (expected,) = check(host, [tape], "fp32")
-    monkeypatch.setattr(stages, "_CODES_BLOCKS", 1)
+    monkeypatch.setattr(POLICY, "codes_blocks", 1)
+    layer._schedules.clear()
     aligned = torch.zeros(N, T, C).transpose(0, 1)
     for x in (aligned, torch.zeros(T, N, C + 1)[..., 1:]):
         x.copy_((tape.x.float() - plan.x.zero_point) * plan.x.scale)
@@ -310,7 +306,7 @@ def test_codes_go_in_groups_where_rows_are_aligned(host, monkeypatch, config, C,
 def test_pieces_of_time_give_the_gradients_of_the_whole(host, monkeypatch, steps, per_step):
     """Both directions at once, rows of all lengths, with units that stay."""
     if per_step:
-        monkeypatch.setattr(planner, "choose", lambda *_: None)
+        monkeypatch.setattr(POLICY, "in_clusters", False)
     plans = plans_of(5, 20, bidirectional=True)
     tapes = both_directions(plans, random_tape(plans[0], 11, 5, lengths=True, held=True))
     given = [random_gradients(tape, i) for i, tape in enumerate(tapes)]
@@ -342,7 +338,7 @@ def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
     assert time_chunks.most_steps(tape, precision, 1) > 12
     monkeypatch.setattr(time_chunks, "MOST_BYTES", 120000)
     # sums of integers have a bound of their own
-    monkeypatch.setattr(buffers, "_PRODUCT_BYTES", 1)
+    monkeypatch.setattr(POLICY, "product_bytes", 1)
     steps = time_chunks.most_steps(tape, precision, 1)
     assert 2 < steps < 12
     assert time_chunks.most_steps(tape, precision, 2) == steps // 2
@@ -359,7 +355,7 @@ def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
 
 
 def test_integer_products_in_chunks(host, monkeypatch):
-    monkeypatch.setattr(buffers, "_PRODUCT_BYTES", 4000)
+    monkeypatch.setattr(POLICY, "product_bytes", 4000)
     for name in ("w8a16", "int16"):
         (plan,) = plans_of(5, 20, CONFIGS[name])
         check(host, [random_tape(plan, 11, 5)], "fp32")
@@ -416,7 +412,7 @@ def test_no_steps_and_no_rows(host):
         assert not any(each.any() for each in (got.W, got.R, got.bw, got.br))
 
 
-def test_what_is_given_is_checked(host):
+def test_what_is_given_is_checked(host, monkeypatch):
     (plan,) = plans_of(5, 20)
     tape = random_tape(plan, 6, 5)
     out, last = random_gradients(tape)
@@ -424,6 +420,12 @@ def test_what_is_given_is_checked(host):
         layer.backward([tape], [out], [last], None, "int8", host)
     with pytest.raises(QuantGRUError, match=r"Expected grad_out to be \(6, 5, 20\)"):
         layer.backward([tape], [out[:-1]], [last], None, "bf16", host)
+    monkeypatch.setenv(BACK_SHAPE, "3,1,1,8")
+    rule = (
+        f"Expected {BACK_SHAPE} to be a shape that this device can run for 20 units, got '3,1,1,8'"
+    )
+    with pytest.raises(QuantGRUError, match=rule):
+        layer.backward([tape], [out], [last], None, "bf16", host)
 
 
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
@@ -434,7 +436,7 @@ def test_the_planner_finds_a_shape_that_fits(H):
     for planes, weight_planes in ((1, 1), (2, 2), (3, 1), (3, 2)):
         for clusters in (RESIDENT, {1: 108}):
             for N in (1, 8, 500):
-                shape = planner.choose(H, N, 2, planes, weight_planes, clusters)
+                shape = _native.choose_back_shape(H, N, 2, planes, weight_planes, clusters)
                 if shape is None:
                     assert H > (512 if clusters is RESIDENT and weight_planes == 1 else 100)
                     continue
@@ -447,7 +449,7 @@ def test_the_planner_finds_a_shape_that_fits(H):
 def test_a_whole_gpu_holds_all_blocks_at_once(H):
     for clusters in (RESIDENT, {1: 108}):
         for N in (1, 5, 16, 64, 100, 500):
-            for shape in grid_planner.candidates(H, N, clusters):
+            for shape in _native.possible_back_grids(H, N, clusters):
                 assert shape.clusters(N) <= clusters[shape.blocks]
                 assert shape.registers <= 255
                 assert shape.shared_bytes <= (200 if len(clusters) > 1 else 96) << 10
@@ -455,22 +457,22 @@ def test_a_whole_gpu_holds_all_blocks_at_once(H):
                 assert 32 * shape.loads * shape.warps * shape.blocks >= 3 * H
                 assert shape.groups * 16 * shape.tiles >= H
                 assert shape.rows * -(-N // shape.rows) >= N
-            found = grid_planner.choose(H, N, clusters)
+            found = _native.choose_back_grid(H, N, clusters)
             assert H % 8 == 0 or found is None
-    assert (grid_planner.choose(H, 64, RESIDENT) is None) == (H % 8 != 0 or H > 1024)
+    assert (_native.choose_back_grid(H, 64, RESIDENT) is None) == (H % 8 != 0 or H > 1024)
 
 
 @pytest.mark.parametrize(
     "wanted", ["4", "1,1,1,8,0,1,a", "3,1,1,8,0,1,1", "1,1,1,8,99,1,1", "1,0,1,8,0,1,1"]
 )
 def test_the_override_of_the_whole_gpu_is_checked(monkeypatch, wanted):
-    monkeypatch.setenv(grid_planner.VARIABLE, wanted)
-    with pytest.raises(QuantGRUError, match=grid_planner.VARIABLE):
-        grid_planner.choose(64, 8, {1: 132})
+    monkeypatch.setenv(BACK_GRID, wanted)
+    with pytest.raises(QuantGRUError, match=BACK_GRID), our_errors():
+        _native.choose_back_grid(64, 8, {1: 132})
 
 
 @pytest.mark.parametrize("wanted", ["4", "3,1,1,8", "1,5,1,8", "1,1,1,16", "a,b,c,d"])
 def test_the_shape_override_is_checked(monkeypatch, wanted):
-    monkeypatch.setenv(planner.VARIABLE, wanted)
-    with pytest.raises(QuantGRUError, match=planner.VARIABLE):
-        planner.choose(64, 8, 1, 1, 1, {1: 132})
+    monkeypatch.setenv(BACK_SHAPE, wanted)
+    with pytest.raises(QuantGRUError, match=BACK_SHAPE), our_errors():
+        _native.choose_back_shape(64, 8, 1, 1, 1, {1: 132})

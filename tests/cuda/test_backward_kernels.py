@@ -8,7 +8,9 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
-from quant_gru.kernels.cuda.backward import grid_planner, layer, planner
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.backward import layer
+from quant_gru.kernels.cuda.backward.launch_plan import VARIABLES
 from quant_gru.kernels.cuda.machine import machine_of
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
@@ -31,6 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:RNN module weights"),
 ]
 
+BACK_SHAPE, BACK_GRID = VARIABLES
 SWEEP = {"w8a8": 60, "w8a16": 40, "w16a16": 40, "mixed": 40, "wide": 5}
 
 
@@ -86,11 +89,11 @@ def test_every_shape_of_the_planner(monkeypatch, H):
     (plan,) = plans_of(16, H, device="cuda")
     clusters = machine_of(torch.device("cuda")).clusters()
     exact = {}
-    for shape in planner.candidates(H, 1, 1, clusters):
+    for shape in _native.possible_back_shapes(H, 1, 1, clusters):
         if shape.rows in (2, 4) and shape.tiles > 1:
             continue
         wanted = f"{shape.blocks},{shape.tiles},{shape.split},{shape.rows}"
-        monkeypatch.setenv(planner.VARIABLE, wanted)
+        monkeypatch.setenv(BACK_SHAPE, wanted)
         N = 2 * shape.rows + 1
         if N not in exact:
             exact[N] = random_tape(plan, 7, N, device="cuda")
@@ -102,7 +105,7 @@ def test_every_shape_of_the_planner(monkeypatch, H):
 def test_the_whole_gpu(monkeypatch, H, N):
     """Some of the ways to have all blocks there at once, and the planner's own."""
     clusters = machine_of(torch.device("cuda")).clusters()
-    shapes = list(grid_planner.candidates(H, N, clusters))
+    shapes = _native.possible_back_grids(H, N, clusters)
     (plan,) = plans_of(16, H, device="cuda")
     tape = random_tape(plan, 9, N, lengths=True, held=True, device="cuda")
     for shape in shapes[:: max(1, len(shapes) // 4)]:
@@ -110,12 +113,12 @@ def test_the_whole_gpu(monkeypatch, H, N):
             str(getattr(shape, name))
             for name in ("blocks", "tiles", "columns", "warps", "parked", "chunk", "ahead")
         )
-        monkeypatch.setenv(grid_planner.VARIABLE, wanted)
+        monkeypatch.setenv(BACK_GRID, wanted)
         (first,) = check([tape], "bf16")
         for _ in range(3):
             (again,) = check([tape], "bf16")
             assert all(map(torch.equal, values(first), values(again)))
-    monkeypatch.delenv(grid_planner.VARIABLE, raising=False)
+    monkeypatch.delenv(BACK_GRID, raising=False)
     check([tape], "bf16")
 
 

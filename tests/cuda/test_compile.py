@@ -18,10 +18,16 @@ from projection_blocks import (
 from recurrence_layouts import StateOutputs, layout
 
 from quant_gru.kernel_runtime.cuda import compiler
-from quant_gru.kernels._native import Epilogue, Form, Gates, Warpgroups, real_macros
-from quant_gru.kernels.cuda.backward.derivatives_planner import DerivativesShape
-from quant_gru.kernels.cuda.backward.grid_planner import GridShape
-from quant_gru.kernels.cuda.backward.planner import BackShape
+from quant_gru.kernels._native import (
+    BackGridShape,
+    BackShape,
+    DerivativesShape,
+    Epilogue,
+    Form,
+    Gates,
+    Warpgroups,
+    real_macros,
+)
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -216,7 +222,7 @@ def backward_variants(arch):
         ((1024, 1, 2, 2, 8, 4, 2, 2), (1024, 2, 4, 2, 8, 3, 2, 2), (800, 1, 1, 1, 8, 1, 4, 2))
     ):
         if shape[1] == 1 or arch != "sm_80":
-            yield "backward/recurrence_grid", {**PLAIN, **GridShape(*shape).macros(index < 2)}
+            yield "backward/recurrence_grid", {**PLAIN, **BackGridShape(*shape).macros(index < 2)}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

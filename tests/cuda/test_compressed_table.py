@@ -1,6 +1,8 @@
 """Compressed tables: every output code, and which tables cannot be compressed."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.structure import FrozenNumbers
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gate_structs import cell_of
 
 CODES = 16  # per line
 
@@ -85,7 +90,7 @@ def test_what_nobody_reads_bends_no_line(frozen, before):
             tables={**frozen.tables, "gate.z_out": table},
         )
     )
-    ((direct, lines), *_), z = made.native.tables(), made.cells["double"].z
+    ((direct, lines), *_), z = made.native.tables(), cell_of(made, "double").z
     outputs = torch.frombuffer(bytearray(direct), dtype=torch.float32).to(torch.int64)
     assert torch.equal(outputs, table(torch.arange(pre.lo, pre.hi + 1)) - table.zero_point)
     at = pre.lo - pre.zero_point - z.line_origin

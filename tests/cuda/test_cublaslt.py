@@ -152,18 +152,17 @@ def test_last_products_share_a_workspace(cublas, device):
     assert memory.size == end + 512
     space = torch.zeros(memory.size, dtype=torch.int8)
     memory.move(space.data_ptr())
-    real = space.view(kind)
     for each in (dWx, weights, codes):
-        each.of(real).copy_(torch.randn(each.rows, each.columns))
+        each.of(space).copy_(torch.randn(each.rows, each.columns))
     results = {name: made.new(0, name, space.device) for name in factors}
     for name, to in made.results[0].items():
         to.move(results[name].data_ptr())
     made.launch.start(7)
     assert {each[3:] for each in cublas.started} == {(space.data_ptr() + end, 7)}
     for name, found in results.items():
-        assert torch.equal(found, made.made(0, name, real))
+        assert torch.equal(found, made.made(0, name, space))
         written = torch.empty_like(found)
-        made.write(0, name, real, written)
+        made.write(0, name, space, written)
         assert torch.equal(found, written)
 
 

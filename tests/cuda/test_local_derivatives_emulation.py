@@ -10,8 +10,10 @@ import torch
 
 from quant_gru import QuantConfig
 from quant_gru.integer.backward import Tape, Wanted
-from quant_gru.kernels.cuda.backward import buffers, layer
-from quant_gru.kernels.cuda.backward import derivatives_planner as shapes
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.backward import layer
+from quant_gru.kernels.cuda.backward.launch_plan import POLICY, VARIABLES
+from quant_gru.kernels.cuda.recurrence.planner import grid_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -20,7 +22,9 @@ from host_machine import COMPILER, Host, folder_of
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
-KERNELS = ("derivatives_of", "derivatives_bytes")
+# the word of a direction's arguments with the address of the derivatives that the recurrence reads;
+# that of the others follows
+DERIVATIVES = {"derivatives_of": 20, "derivatives_bytes": 16}
 
 
 class Watching(Host):
@@ -28,11 +32,14 @@ class Watching(Host):
 
     def launch(self, kernel, grid, arguments):
         super().launch(kernel, grid, arguments)
-        if kernel.function in KERNELS:
-            size = 8 if dict(kernel.macros)["HALF"] else 16
+        first = DERIVATIVES.get(kernel.function)
+        if first is not None:
+            macros = dict(kernel.macros)
+            size = self.elements * (8 if macros["HALF"] else 16)
+            words = len(arguments) // macros["DIRS"]
             self.derivatives = [
-                [ctypes.string_at(at, self.elements * size) for at in (p.of_R, p.of_W)]
-                for p in arguments
+                [ctypes.string_at(arguments[at + i], size) for i in range(2)]
+                for at in range(first, len(arguments), words)
             ]
 
 
@@ -50,26 +57,22 @@ def derivatives_of(host, tapes, precision, fused):
     layer._schedules.clear()
     layer.backward(tapes, *given, Wanted(), precision, host)
     layer._schedules.clear()
-    names = [name for name, _ in host.launched if name in KERNELS]
+    names = [name for name, _ in host.launched if name in DERIVATIVES]
     assert names == ["derivatives_bytes" if fused else "derivatives_of"]
     return host.derivatives
 
 
 def check(host, monkeypatch, tapes, shape=None, precision="bf16"):
     """Both ways; `shape`: warps of units and groups of a block."""
+    monkeypatch.setenv(VARIABLES[0], "1,1,1,8")
     with monkeypatch.context() as m:
-        m.setattr(buffers, "derivatives_shape", lambda *_: None)
+        m.setattr(POLICY, "from_bytes", False)
         expected = derivatives_of(host, tapes, precision, False)
     with monkeypatch.context() as m:
         if shape is not None:
-
-            def choose(H, rows, padded, tables, clusters):
-                return shapes.DerivativesShape(*shape, padded, tables)
-
-            m.setattr(buffers, "derivatives_shape", choose)
-            # several tiles to a group
-            grid = shapes.DerivativesShape.grid
-            m.setattr(shapes.DerivativesShape, "grid", lambda *args: grid(*args[:4], 1))
+            m.setattr(POLICY, "derivatives", shape)
+            # a single multiprocessor has several tiles to a group
+            m.setattr(host, "resident", dict.fromkeys(host.resident, 1))
         found = derivatives_of(host, tapes, precision, True)
     for a, b in zip(found, expected, strict=True):
         assert a == b
@@ -151,15 +154,16 @@ def test_shapes_fit(H, clusters):
         padded = (-(-C // 16) * 16, -(-H // 16) * 16)
         for directions in (1, 2):
             for rows in (1, 100, 12800, 1 << 20):
-                shape = shapes.choose(H, rows, padded, 3072, clusters)
+                shape = _native.choose_derivatives(H, rows, padded, 3072, clusters)
                 if shape is None:
                     assert C + H > (1024 if clusters else 900)
                     continue
-                grid, share = shape.grid(H, rows, directions, 132)
+                made, share = shape.grid(H, rows, directions, 132)
+                grid = grid_of(made)
                 across = -(-H // (16 * shape.unit_warps))
                 assert grid.shared_bytes < (227 if clusters else 99) << 10
                 assert share % 8 == 0
                 groups = grid.blocks[0] // across * shape.groups
                 assert rows <= share * groups < rows + share * shape.groups
                 assert grid.threads <= 384
-    assert shapes.choose(16, 1 << 31, (16, 16), 3072, True) is None
+    assert _native.choose_derivatives(16, 1 << 31, (16, 16), 3072, True) is None

@@ -25,8 +25,7 @@ from quant_gru.integer.call_form import FLOATS
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
-from quant_gru.kernels.cuda.backward import planner as back_planner
-from quant_gru.kernels.cuda.backward import prepared
+from quant_gru.kernels.cuda.backward import launch_plan, prepared
 from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -50,7 +49,7 @@ def _gpu(host, monkeypatch):
     """The CPU stands in for a GPU."""
     monkeypatch.setenv(cpu.VARIABLE, cpu.REFERENCE)
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,4")
-    monkeypatch.setenv(back_planner.VARIABLE, "1,1,1,8")
+    monkeypatch.setenv(launch_plan.VARIABLES[0], "1,1,1,8")
     monkeypatch.setattr(driver, "available", lambda device: True)
     monkeypatch.setattr(machine, "machine_of", lambda device: host)
 
@@ -197,11 +196,9 @@ def test_torch_multiplies_in_between(host, on_gpu, cublas, config, precision):
 
 @pytest.mark.parametrize("per", ["step", "grid"])
 def test_weights_that_fit_no_registers(host, on_gpu, cublas, monkeypatch, per):
-    monkeypatch.setattr(back_planner, "choose", lambda *_: None)
-    if per == "grid":
-        monkeypatch.setenv("QUANT_GRU_CUDA_BACK_GRID", "1,1,1,2,0,1,1")
-    else:
-        monkeypatch.setattr("quant_gru.kernels.cuda.backward.grid_planner.choose", lambda *_: None)
+    monkeypatch.setattr(launch_plan.POLICY, "in_clusters", False)
+    shape = "1,1,1,2,0,1,1" if per == "grid" else "none"
+    monkeypatch.setenv(launch_plan.VARIABLES[1], shape)
     forward = Forward(quantized(**DEEP), torch.randn(6, 8, C))
     on_gpu()
     host.launched.clear()

@@ -11,8 +11,7 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
-from quant_gru.kernels.cuda.backward import planner as back_planner
-from quant_gru.kernels.cuda.backward import prepared
+from quant_gru.kernels.cuda.backward import launch_plan, prepared
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.modules import quantization_state
 
@@ -36,7 +35,7 @@ def _gpu(host, monkeypatch):
     """The CPU stands in for a GPU."""
     monkeypatch.setenv(cpu.VARIABLE, cpu.REFERENCE)
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,4")
-    monkeypatch.setenv(back_planner.VARIABLE, "1,1,1,8")
+    monkeypatch.setenv(launch_plan.VARIABLES[0], "1,1,1,8")
     monkeypatch.setattr(driver, "available", lambda device: True)
     monkeypatch.setattr(machine, "machine_of", lambda device: host)
     for name, module in list(sys.modules.items()):

@@ -14,10 +14,10 @@ from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan import structure as frozen
-from quant_gru.kernels.cuda.structs import CELL_C, SaturatedC
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from gate_structs import CELL_C, SaturatedC, cell_of, saturated_of
 from host_machine import COMPILER
 from random_plans import random_case
 
@@ -50,7 +50,7 @@ def run(host, plan, Wx, Rh, h):
     ]
     result = torch.full(h.shape, -(10**6), dtype=torch.int32)
     record = CaseC(*(each.data_ptr() for each in given), result.data_ptr(), h.numel())
-    record.cell, record.saturated = numbers.cells["float"], numbers.saturated
+    record.cell, record.saturated = cell_of(numbers, "float"), saturated_of(numbers)
     kernel = Kernel.of(
         "saturated_case", "saturated_case", {**PLAIN, **form.products, "QG_POT": 0, "QG_ZONEOUT": 0}
     )
@@ -115,4 +115,4 @@ def test_sums_of_too_many_bits_are_not_saturated():
     for below, expected in ((13, True), (16, False)):
         gru.adjust_quant_config("Rh", exp2_inv=below - round(math.log2(sum_scale)))
         plan = gru._plan().cells[0][0]
-        assert (frozen.frozen_numbers(plan.frozen).saturated is not None) == expected
+        assert (frozen.frozen_numbers(plan.frozen).native.saturated() is not None) == expected

@@ -19,6 +19,7 @@ from quant_gru.kernels.cuda.recurrence import planner
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from bits import assert_same_bits
+from gate_structs import cell_of
 from gpu_pairs import of_random_ranges
 from host_machine import COMPILER, Host
 
@@ -372,7 +373,7 @@ def test_a_launch_is_exact_for_both_directions(host, config, changes, real, tabl
     layer = stack.Stack(gru._plan(), host).layers[0]
     forms = [(cell.numbers.form, cell.numbers.frozen.native) for cell in layer]
     form = shared_form(forms, H, 3, host.clusters())
-    sizes = [table_bytes(cell.numbers.frozen.cells["double"], tables) for cell in layer]
+    sizes = [table_bytes(cell_of(cell.numbers.frozen, "double"), tables) for cell in layer]
     assert form.recurrence.table_bytes == max(sizes)
 
 

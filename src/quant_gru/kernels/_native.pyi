@@ -412,8 +412,8 @@ def shared_form(
     directions: Directions, H: int, N: int, clusters: Mapping[int, int], /
 ) -> Form | None: ...
 
-# blocks in x and y, threads, cluster, bytes of shared memory, early
-NativeGrid = tuple[tuple[int, int], int, int, int, bool]
+# blocks in x and y, threads, cluster, bytes of shared memory, early, together
+NativeGrid = tuple[tuple[int, int], int, int, int, bool, bool]
 # source, function, macros, grid
 NativeLaunch = tuple[str, str, dict[str, object], NativeGrid]
 
@@ -658,6 +658,131 @@ def projection_of(
     overlap: Overlap | None = None,
     /,
 ) -> PlannedLaunch: ...
+
+# a cell, whether steps are reversed, and the containers of the codes of W and R
+BackwardDirection = tuple[CellNumbers, bool, tuple[int, int]]
+# offset in the workspace, rows, columns, and the element: int8, int32, float32, bfloat16 or float64
+NativeMatrix = tuple[int, int, int, int]
+# left and right, and whether left is transposed
+LastProduct = tuple[NativeMatrix, NativeMatrix, bool]
+
+class BackwardPolicy:
+    """What experiments change of a backward's launches; see cuda/host/layer_backward.hpp."""
+
+    product_bytes: int
+    codes_blocks: int
+    in_clusters: bool
+    from_bytes: bool
+    derivatives: tuple[int, int] | None
+    def __init__(self) -> None: ...
+
+# wanted: gradients of x, W, R, bw and br. precision: parts of a gradient, whether weights are
+# exact, whether derivatives are in half precision, and the operand of products. Returns steps, for
+# each direction the last products of x, W and R and the gradients of its states, and bytes of the
+# workspace. A step is a launch or, in its place, left, right and result of a product, or a matrix
+# of words that become -1. Fields of slots follow those of `launches_of`, direction by direction.
+def layer_backward_of(
+    directions: Sequence[BackwardDirection],
+    T: int,
+    N: int,
+    wanted: tuple[bool, bool, bool, bool, bool],
+    precision: tuple[int, bool, bool, int],
+    clusters: Mapping[int, int],
+    policy: BackwardPolicy,
+    /,
+) -> tuple[
+    Sequence[tuple[PlannedLaunch | None, Sequence[NativeMatrix]]],
+    Sequence[
+        tuple[tuple[LastProduct | None, LastProduct | None, LastProduct | None], NativeMatrix]
+    ],
+    int,
+]: ...
+
+# for tests: the shapes of a backward's launches, see cuda/host/plans/backward_shapes.hpp
+class BackShape:
+    """The shape of a recurrence of gradients in clusters."""
+
+    units: int
+    blocks: int
+    tiles: int
+    split: int
+    rows: int
+    fits: bool
+    def __init__(
+        self,
+        units: int,
+        blocks: int,
+        tiles: int,
+        split: int,
+        rows: int,
+        planes: int,
+        weight_planes: int,
+        /,
+    ) -> None: ...
+    def macros(self, half: bool, operand: int, directions: int, /) -> dict[str, object]: ...
+
+def possible_back_shapes(
+    H: int, planes: int, weight_planes: int, clusters: Mapping[int, int], /
+) -> list[BackShape]: ...
+def choose_back_shape(
+    H: int,
+    N: int,
+    directions: int,
+    planes: int,
+    weight_planes: int,
+    clusters: Mapping[int, int],
+    /,
+) -> BackShape | None: ...
+
+class BackGridShape:
+    """The shape of a recurrence of gradients over a whole GPU."""
+
+    blocks: int
+    tiles: int
+    columns: int
+    warps: int
+    parked: int
+    chunk: int
+    ahead: int
+    loads: int
+    rows: int
+    groups: int
+    registers: int
+    shared_bytes: int
+    def __init__(
+        self,
+        H: int,
+        blocks: int,
+        tiles: int,
+        columns: int,
+        warps: int,
+        parked: int,
+        chunk: int,
+        ahead: int,
+        /,
+    ) -> None: ...
+    def clusters(self, N: int, /) -> int: ...
+    def macros(self, half: bool, /) -> dict[str, object]: ...
+
+def possible_back_grids(H: int, N: int, clusters: Mapping[int, int], /) -> list[BackGridShape]: ...
+def choose_back_grid(H: int, N: int, clusters: Mapping[int, int], /) -> BackGridShape | None: ...
+
+class DerivativesShape:
+    """The blocks of the derivatives of bytes."""
+
+    unit_warps: int
+    groups: int
+    macros: dict[str, object]
+    def __init__(
+        self, unit_warps: int, groups: int, padded: tuple[int, int], table_bytes: int, /
+    ) -> None: ...
+    def grid(
+        self, H: int, rows: int, directions: int, processors: int, /
+    ) -> tuple[NativeGrid, int]: ...
+
+def choose_derivatives(
+    H: int, rows: int, padded: tuple[int, int], table_bytes: int, clusters: bool, /
+) -> DerivativesShape | None: ...
 def variants(only_runnable: bool = True) -> list[str]: ...
 def left_out() -> list[str]: ...
 

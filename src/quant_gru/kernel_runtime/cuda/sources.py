@@ -12,18 +12,6 @@ from quant_gru.kernel_runtime.errors import KernelError
 
 _RUNTIME = Path(__file__).parent
 _CACHE = DiskCache("KERNEL_RUNTIME_CACHE", "kernel-runtime")
-# the part of stdint.h that the C headers use
-_STDINT = """
-typedef signed char int8_t;
-typedef unsigned char uint8_t;
-typedef short int16_t;
-typedef unsigned short uint16_t;
-typedef int int32_t;
-typedef unsigned int uint32_t;
-typedef long long int64_t;
-typedef unsigned long long uint64_t;
-typedef unsigned long long uintptr_t;
-"""
 
 
 # Every call looks up its device by this object; eq=False avoids hashing all headers each time.
@@ -54,8 +42,8 @@ class Sources:
         root = _RUNTIME.parent
         headers = (*_RUNTIME.glob("*.cuh"), *root.glob("c99/*.h"))
         of_runtime = {path.relative_to(root.parent).as_posix(): path for path in headers}
-        places = sorted({**dict(self.headers), **of_runtime}.items())
-        return {"stdint.h": _STDINT, **{name: path.read_text("utf-8") for name, path in places}}
+        places = {**dict(self.headers), **of_runtime, "stdint.h": _RUNTIME / "stdint.h"}
+        return {name: path.read_text("utf-8") for name, path in sorted(places.items())}
 
 
 RUNTIME = Sources(_RUNTIME)

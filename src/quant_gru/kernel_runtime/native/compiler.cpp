@@ -12,19 +12,6 @@
 namespace kernel_runtime::cuda {
 namespace {
 
-// The part of stdint.h that the sources use.
-constexpr char kStdint[] = R"(
-typedef signed char int8_t;
-typedef unsigned char uint8_t;
-typedef short int16_t;
-typedef unsigned short uint16_t;
-typedef int int32_t;
-typedef unsigned int uint32_t;
-typedef long long int64_t;
-typedef unsigned long long uint64_t;
-typedef unsigned long long uintptr_t;
-)";
-
 struct Nvrtc {
     int (*nvrtcVersion)(int *major, int *minor);
     int (*nvrtcCreateProgram)(void **program, const char *source, const char *name, int headers,
@@ -96,7 +83,7 @@ bool is_header(const Source &source) {
 
 // Names and texts of all headers. Each program receives all of them.
 struct Headers {
-    std::vector<const char *> names{"stdint.h"}, texts{kStdint};
+    std::vector<const char *> names, texts;
 
     Headers() {
         std::vector<const Source *> found;

@@ -19,7 +19,7 @@ constexpr unsigned kProbeThreads = 256, kProbeBytes = 128 << 10;
 
 // The configuration of a launch; it must not be copied.
 struct Configured {
-    LaunchAttribute attributes[2]{};
+    LaunchAttribute attributes[3]{};
     LaunchConfig config{};
 
     Configured(const Grid &grid, Stream stream) {
@@ -28,6 +28,11 @@ struct Configured {
             each.id = kClusterDimension;
             each.value[0] = grid.cluster;
             each.value[1] = each.value[2] = 1;
+        }
+        if (grid.together) {
+            LaunchAttribute &each = attributes[config.count++];
+            each.id = kCooperative;
+            each.value[0] = 1;
         }
         if (grid.early) {
             LaunchAttribute &each = attributes[config.count++];

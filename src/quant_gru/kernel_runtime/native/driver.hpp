@@ -25,6 +25,7 @@ struct LaunchConfig {  // CUlaunchConfig
 
 enum : int {
     kClusterDimension = 4,      // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    kCooperative = 2,           // CU_LAUNCH_ATTRIBUTE_COOPERATIVE
     kProgrammaticLaunch = 6,    // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     kMaxDynamicShared = 8,      // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     kNonPortableCluster = 14,   // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED

@@ -27,6 +27,7 @@ struct Grid {
     unsigned cluster = 1;       // blocks in x that form a cluster
     unsigned shared_bytes = 0;  // dynamic shared memory of a block
     bool early = false;  // blocks may start before the previous launch ends; the kernel then waits
+    bool together = false;  // blocks wait for each other, so that all must be resident at once
 };
 
 }  // namespace kernel_runtime::cuda

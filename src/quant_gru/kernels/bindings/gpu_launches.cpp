@@ -10,7 +10,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,101 +19,37 @@
 #include <vector>
 
 #include "bindings/gpu_numbers.hpp"
+#include "bindings/tensor_cell.hpp"
 #include "cuda/host/projections.hpp"
 #include "cuda/host/recurrences.hpp"
 
 namespace nb = nanobind;
 
 namespace quant_gru {
+nb::tuple launch_tuple(const cuda::Launch &launch, const nb::dict &macros,
+                       const nb::object &product) {
+    std::vector<std::tuple<size_t, int, int64_t>> fields;
+    for (const cuda::Field &each : launch.fields)
+        fields.emplace_back(each.at, static_cast<int>(each.place.block), each.place.offset);
+    nb::object input = nb::none();
+    if (launch.input) {
+        const auto &[step, next, fours] = *launch.input;
+        input = nb::make_tuple(step, next, fours);
+    }
+    return nb::make_tuple(
+        launch.kernel.source, launch.kernel.function, macros, grid_tuple(launch.grid),
+        nb::bytes(reinterpret_cast<const char *>(launch.arguments.data()), launch.arguments.size()),
+        fields, input, product);
+}
+
 namespace {
 
 using cuda::CallForm;
-using cuda::Form;
-using cuda::GateNumbers;
 using cuda::Kernel;
 using cuda::Launches;
 using cuda::Layers;
 using cuda::Place;
 using kernel_runtime::cuda::Address;
-
-using Tables = std::array<std::tuple<Address, Address, Address, Address>, 3>;
-using Sums = std::vector<std::pair<int64_t, int64_t>>;  // k and M of one term
-
-// A cell whose arrays are tensors of Python. `arrays` returns addresses, see forward/arrays.py.
-class TensorCell : public cuda::Cell {
- public:
-    TensorCell(const CellNumbers &numbers, std::shared_ptr<const GateNumbers> gates,
-               const Form &form, const Tables &tables, const Sums &sums, nb::object arrays)
-        : Cell(numbers, std::move(gates), form, terms(sums)), arrays_(std::move(arrays)) {
-        for (size_t i = 0; i < tables.size(); ++i) {
-            const auto [direct, lines, bounds, coefficients] = tables[i];
-            places_[i] = {direct, lines, bounds, coefficients};
-        }
-    }
-
-    Address multipliers_R() const override { return address("multipliers_R"); }
-    Address finite() const override { return address("finite"); }
-    Address exact_W() const override { return address("exact_W"); }
-    Address exact_R() const override { return address("exact_R"); }
-    Address tiles() override { return address("tiles"); }
-    cuda::MatrixC W() const override { return record(call("W")); }
-    std::array<cuda::MatrixC, 2> transposed() override {
-        const auto found = nb::cast<std::pair<nb::bytes, nb::bytes>>(call("transposed"));
-        return {record(found.first), record(found.second)};
-    }
-    cuda::GemmWeights gemm(int which) override {
-        using Found = std::tuple<Address, Address, int64_t, int64_t, int>;
-        const auto [weights, folded, columns, padded, planes] =
-            nb::cast<Found>(arrays_.attr("gemm")(which));
-        return {weights, folded, columns, 0, padded, planes};
-    }
-    cuda::ByteWeights bytes() const override {
-        using Found = std::tuple<Address, Address, Address, Address, int64_t>;
-        const auto [weights, folded, folded_bytes, m_float, padded] =
-            nb::cast<Found>(call("bytes"));
-        return {weights, folded, folded_bytes, m_float, padded};
-    }
-    cuda::Fragments fragments(int64_t features, int64_t units) override {
-        using Found = std::tuple<Address, Address, Address>;
-        const auto [weights, bias, m] = nb::cast<Found>(arrays_.attr("fragments")(features, units));
-        return {weights, bias, m};
-    }
-
- private:
-    static std::vector<SumNumbers> terms(const Sums &sums) {
-        std::vector<SumNumbers> found;
-        for (const auto &[k, M] : sums) found.push_back({1, k, {M, 0}});
-        return found;
-    }
-    static cuda::MatrixC record(const nb::object &bytes) {
-        const nb::bytes given = nb::cast<nb::bytes>(bytes);
-        cuda::MatrixC found{};
-        if (given.size() != sizeof found) throw nb::value_error("Expected the bytes of a MatrixC");
-        std::memcpy(&found, given.c_str(), sizeof found);
-        return found;
-    }
-    nb::object call(const char *name) const { return arrays_.attr(name)(); }
-    Address address(const char *name) const { return nb::cast<Address>(call(name)); }
-
-    nb::object arrays_;
-};
-
-// Gate arithmetic, form, C and H, bits of W and R, addresses of tables, sums, arrays.
-using CellTuple =
-    std::tuple<nb::object, Form, std::array<int, 2>, std::array<int, 2>, Tables, Sums, nb::object>;
-
-std::unique_ptr<cuda::Cell> cell_of(const CellTuple &given) {
-    const auto &[gates, form, sizes, bits, tables, sums, arrays] = given;
-    const nb::object owner = gates;
-    const std::shared_ptr<const GateNumbers> shared(nb::cast<const GateNumbers *>(owner),
-                                                    [owner](const GateNumbers *) {});
-    CellNumbers numbers = shared->numbers;
-    numbers.W.inputs = sizes[0];
-    numbers.H = numbers.R.inputs = sizes[1];
-    numbers.W.weight_bits = bits[0];
-    numbers.R.weight_bits = bits[1];
-    return std::make_unique<TensorCell>(numbers, shared, form, tables, sums, arrays);
-}
 
 Layers layers_of(const std::vector<CellTuple> &cells, int64_t directions, const cuda::Chip &chip) {
     Layers layers{0, 0, directions, chip, {}};
@@ -137,21 +72,8 @@ nb::object product_of(const cuda::Launch &launch, const Layers &layers) {
                           tuple_of(p.result));
 }
 
-// Source, function, macros, grid, arguments, fields with their memory and offset, the fields that
-// describe x or None, and a product of the caller or None.
 nb::tuple tuple_of(const cuda::Launch &launch, const Layers &layers, const nb::dict &macros) {
-    std::vector<std::tuple<size_t, int, int64_t>> fields;
-    for (const cuda::Field &each : launch.fields)
-        fields.emplace_back(each.at, static_cast<int>(each.place.block), each.place.offset);
-    nb::object input = nb::none();
-    if (launch.input) {
-        const auto &[step, next, fours] = *launch.input;
-        input = nb::make_tuple(step, next, fours);
-    }
-    return nb::make_tuple(
-        launch.kernel.source, launch.kernel.function, macros, grid_tuple(launch.grid),
-        nb::bytes(reinterpret_cast<const char *>(launch.arguments.data()), launch.arguments.size()),
-        fields, input, product_of(launch, layers));
+    return launch_tuple(launch, macros, product_of(launch, layers));
 }
 
 // Launches of one kernel that follow each other share a dictionary of macros.

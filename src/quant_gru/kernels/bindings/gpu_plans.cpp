@@ -37,7 +37,7 @@ nb::dict dict_of(const cuda::Macros &macros) {
 
 nb::tuple grid_tuple(const cuda::Grid &grid) {
     return nb::make_tuple(nb::make_tuple(grid.x, grid.y), grid.threads, grid.cluster,
-                          grid.shared_bytes, grid.early);
+                          grid.shared_bytes, grid.early, grid.together);
 }
 
 namespace {

@@ -12,6 +12,7 @@
 #include "bindings/cuda_backward.hpp"
 #include "bindings/cuda_call.hpp"
 #include "bindings/effects.hpp"
+#include "bindings/gpu_backward.hpp"
 #include "bindings/gpu_launches.hpp"
 #include "bindings/gpu_plans.hpp"
 #include "bindings/packed_rows.hpp"
@@ -145,6 +146,7 @@ NB_MODULE(_native, m) {
     bind_effects(m);
     bind_gpu_plans(m);
     bind_gpu_launches(m);
+    bind_gpu_backward(m);
     nb::class_<WeightGuard>(m, "WeightGuard")
         .def(nb::init<const nb::handle &, const nb::sequence &, nb::object>(), nb::arg(), nb::arg(),
              nb::arg().none())

@@ -9,18 +9,7 @@ import torch
 
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 
-# Field of a cell -> operator of its weighted sum.
-SUMS = {
-    "z_pre": "gate.z_pre",
-    "r_pre": "gate.r_pre",
-    "rRh": "op.rRh",
-    "g_pre": "gate.g_pre",
-    "old_contrib": "op.old_contrib",
-    "new_contrib": "op.new_contrib",
-    "h": "output.h",
-}
 KINDS = {torch.int8: 0, torch.uint8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4}
-_REAL = {"float": ctypes.c_float, "double": ctypes.c_double}
 
 
 def _all(kind: Any, names: str) -> dict[str, Any]:
@@ -33,43 +22,6 @@ MatrixC = structure(
     "MatrixC",
     **_all(_POINTER, "codes bias M k m"),
     **_all(_INT, "kind bias_shift zero lo hi code_lo"),
-)
-TableC = structure(
-    "TableC",
-    **_all(_POINTER, "direct bounds coefficients"),
-    **_all(_INT, "entries pre_lo pre_zero segments degree shift last segment_shift lo hi"),
-    scale=ctypes.c_double,
-    lines=_POINTER,
-    **_all(_INT, "line_origin line_count least"),
-)
-SUM_C = {
-    name: structure(
-        f"Sum_{name}",
-        m=real * 2,
-        lo=real,
-        hi=real,
-        M=_INT * 2,
-        **_all(_INT, "k low high in_words"),
-    )
-    for name, real in _REAL.items()
-}
-CELL_C = {
-    name: structure(
-        f"Cell_{name}",
-        **dict.fromkeys((*SUMS, "zoneout"), SUM_C[name]),
-        **_all(TableC, "z r g"),
-        **_all(real, "one Rh_lo Rh_hi Wx_offset"),
-        **_all(_INT, "h_zero h_offset one_integer"),
-    )
-    for name, real in _REAL.items()
-}
-LimitsC = structure("LimitsC", **_all(ctypes.c_float, "less top"))
-BeforeC = structure("BeforeC", **_all(ctypes.c_float, "early late offset"))
-SaturatedC = structure(
-    "SaturatedC",
-    **_all(LimitsC, "Rh rRh old_contrib new_contrib"),
-    **_all(BeforeC, "z r g"),
-    **_all(ctypes.c_float, "rest rest_offset of_z of_left h_old h_new h_offset"),
 )
 OperandC = structure(
     "OperandC",

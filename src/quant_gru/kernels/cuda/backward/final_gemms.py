@@ -22,11 +22,10 @@ class Matrix:
     def __init__(self, start: int, rows: int, columns: int, dtype: torch.dtype) -> None:
         self.start, self.rows, self.columns, self.dtype = start, rows, columns, dtype
 
-    def of(self, memory: Tensor, first: int = 0, count: int | None = None) -> Tensor:
-        """Return `count` rows from `first` on; `memory` is a call's memory viewed as `dtype`."""
-        count = self.rows if count is None else count
-        start = self.start // self.dtype.itemsize + first * self.columns
-        return memory.as_strided((count, self.columns), (self.columns, 1), start)
+    def of(self, memory: Tensor) -> Tensor:
+        """Return the matrix; `memory` is a call's memory."""
+        size, start = (self.rows, self.columns), self.start // self.dtype.itemsize
+        return memory.view(self.dtype).as_strided(size, (self.columns, 1), start)
 
 
 class Factors(NamedTuple):
@@ -45,7 +44,7 @@ class Factors(NamedTuple):
         return Product(m, self.right.columns, k, self.transposed)
 
     def of(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tensors that torch multiplies; `memory` is viewed as the factors' dtype."""
+        """Return the tensors that torch multiplies."""
         left = self.left.of(memory)
         return left.t() if self.transposed else left, self.right.of(memory)
 
@@ -104,7 +103,7 @@ class LastProducts:
         return torch.empty((product.m, product.n), dtype=torch.float32, device=device)
 
     def made(self, direction: int, name: str, memory: Tensor) -> Tensor:
-        """Let torch compute and return a result; `memory` is viewed as the factors' dtype."""
+        """Let torch compute and return a result."""
         return multiply(*self._factors[direction][name].of(memory))
 
     def write(self, direction: int, name: str, memory: Tensor, to: Tensor) -> None:

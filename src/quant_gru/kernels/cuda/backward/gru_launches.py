@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision
-from quant_gru.kernels.cuda.backward.launch_plan import Schedule
+from quant_gru.kernels.cuda.backward.launch_plan import Schedule, Step
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.boundary.conversions import MOST, Conversion, convert
 from quant_gru.kernels.cuda.boundary.gradient_border import (
@@ -33,9 +33,6 @@ from quant_gru.kernels.cuda.boundary.gradient_border import (
 
 # marks memory shared by layers; its offset is known only once all layers are added
 _SHARED = -1
-
-Step = Callable[[Tensor, Sequence[Tensor | None], int], None]
-"""step(memory of the call, its gradients, stream): work of a call that is not a launch."""
 
 
 class GRULaunches:
@@ -302,18 +299,14 @@ class GRULaunches:
                 else:
                     rooms.append((i, name, place, (rows, columns)))
         self.keep.append(schedule)
-        if schedule.whole is not None:
-            self.steps.append(schedule.whole)
-        else:
-            self.steps.append(lambda memory, made, stream: schedule.start(memory, stream))
+        self.steps += schedule.steps
         if not rooms:
             return
 
-        def multiply(memory: Tensor, made: Sequence[Tensor | None], stream: int) -> None:
-            real = memory.view(self._precision.dtype)
+        def multiply(memory: Tensor, made: Sequence[Tensor | None]) -> None:
             with torch.autocast(memory.device.type, enabled=False):
                 for i, name, place, shape in rooms:
-                    products.write(i, name, real, self._tensor(place, shape, memory, made))
+                    products.write(i, name, memory, self._tensor(place, shape, memory, made))
 
         self.steps.append(multiply)
 
@@ -347,23 +340,3 @@ class GRULaunches:
                 self._point(record, "added", targets[0])
             self.steps.append(launch)
         self._grad = targets[-1], given.x.new_empty((T, N, C))
-
-
-def joined(machine: Machine, steps: Sequence[Prepared | Step]) -> list[Prepared | Step]:
-    """Return the same steps with consecutive launches joined into one."""
-    found: list[Prepared | Step] = []
-    launches: list[Prepared] = []
-
-    def join() -> None:
-        if launches:
-            found.append(machine.join(launches))
-            launches.clear()
-
-    for step in steps:
-        if callable(step):
-            join()
-            found.append(step)
-        else:
-            launches.append(step)
-    join()
-    return found

@@ -13,9 +13,11 @@ from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.streams import made_on
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.forward.layer import Cell
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
+from quant_gru.kernels.cuda.structs import KINDS
 
-_LARGEST_HALF = 30000.0
 # by device; never freed, since captured graphs read them
 _zeros: dict[torch.device, Tensor] = {}
 
@@ -121,17 +123,11 @@ class Call:
         return (id(self.plan.frozen), self.reverse, w.W.dtype, w.R.dtype)
 
     @property
-    def fits_half(self) -> bool:
-        """Whether all derivatives are far below the largest number in half precision."""
-        q = self.plan.frozen.quantizers
-        z, r, g, h, Rh = (
-            q[name].max_abs * q[name].scale
-            for name in ("gate.z_out", "gate.r_out", "gate.g_out", "output.h", "matmul.Rh")
-        )
-        z_derivative, r_derivative = z * (1 + z), r * (1 + r)
-        return (
-            max((h + g) * z_derivative, (1 + z) * max(1.0, r, Rh * r_derivative), z) < _LARGEST_HALF
-        )
+    def native(self) -> _native.BackwardDirection:
+        """The direction as an argument of `_native.layer_backward_of`."""
+        w = self.plan.weights
+        # schedules outlive calls: they must not keep weights alive
+        return Cell(self.plan).native([]), self.reverse, (KINDS[w.W.dtype], KINDS[w.R.dtype])
 
     def nothing(self, wanted: Wanted) -> Gradients:
         """Return the gradients of a call without steps or rows."""

@@ -1,22 +1,56 @@
-"""The launches of a layer's backward, prepared once per size; a call only sets addresses."""
+"""The launches of a layer's backward, prepared once per size; a call only sets addresses.
+
+Native code plans them (host/layer_backward.hpp).
+"""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quant_gru.integer.backward import Gradients, Wanted
-from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
-from quant_gru.kernels.cuda.backward.buffers import FEWEST_ROWS, Sizes
-from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, multiply_into
+from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.workspace import Memory
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.backward.final_gemms import (
+    Factors,
+    LastProducts,
+    Matrix,
+    multiply_into,
+)
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision, weights_of
-from quant_gru.kernels.cuda.backward.stages import Stages
-from quant_gru.kernels.cuda.forward.planned_launches import multiply_bytes
+from quant_gru.kernels.cuda.forward.planned_launches import (
+    BLOCKS,
+    SPACE,
+    arguments_of,
+    joined,
+    multiply_bytes,
+)
+from quant_gru.kernels.cuda.recurrence import planner
+
+POLICY = _native.BackwardPolicy()
+"""What experiments change, such as the most bytes of integer sums."""
+VARIABLES = ("QUANT_GRU_CUDA_BACK_SHAPE", "QUANT_GRU_CUDA_BACK_GRID")
+"""Environment variables that override shapes of recurrences, see host/plans/backward_shapes.hpp."""
+
+# what a direction reads and writes, in the order of native code; numbers of strides come last
+_STRIDES = ("x_step", "x_next", "grad_step", "grad_next", "grad_unit")
+_SLOTS = (
+    *("x", "values", "h0", "out", "lengths", "held", "grad_out", "grad_last", "nan"),
+    *("dh0", "bw", "br", "W", "R", "s_W", "s_R", "Bw", "Br", "Mx", "Mh", "kx", "kh"),
+    *_STRIDES,
+)
+_ELEMENTS = (torch.int8, torch.int32, torch.float32, torch.bfloat16, torch.float64)
+
+Step = Callable[[Tensor, Sequence[Tensor | None]], None]
+"""step(memory of the call, its gradients): work of a call that is not a launch."""
 
 
 class Schedule:
@@ -30,45 +64,62 @@ class Schedule:
 
     Attributes:
         memory: The memory of a call.
-        at: For each direction, the fields that point to a call's inputs and outputs, by name.
+        at: For each direction, the fields that point to a call's inputs and outputs, and those with
+            their strides, by name.
         products: The final GEMMs.
-        whole: All work of a call as launches; None if torch multiplies in between.
+        steps: All launches, and the work of torch in between; final GEMMs of torch come after them.
     """
 
     def __init__(
         self, calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Machine
     ) -> None:
+        first = calls[0]
         self._frozen = [weakref.ref(call.plan.frozen) for call in calls]
-        self._sizes = Sizes(calls, wanted, precision, machine)
-        self._wanted, self._precision, self._machine = wanted, precision, machine
+        self._sizes = (first.T, first.N, first.C, first.H)
+        self._wanted, self._machine = wanted, machine
         self._lock = threading.Lock()
-        self._reverse = [call.reverse for call in calls]
         self._parts: list[weakref.ref[Any] | None] = [None for _ in calls]
-        stages = self._stages = Stages(self._sizes, calls, machine)
-        self.memory, self.at = stages.memory, stages.at
-        factors = [self._factors(d) for d in range(self._sizes.dirs)]
+        with planner.our_errors():
+            steps, results, size = _native.layer_backward_of(
+                [call.native for call in calls],
+                first.T,
+                first.N,
+                (wanted.x, wanted.W, wanted.R, wanted.bw, wanted.br),
+                astuple(precision),
+                machine.clusters(),
+                POLICY,
+            )
+        self.memory = Memory()
+        self.memory.take(size)
+        self.at = [{name: Memory() for name in _SLOTS} for _ in calls]
+        self._records: list[Any] = []
+        work = [self._step(*each) for each in steps]
+        factors = [
+            {
+                name: Factors(_matrix(each[0]), _matrix(each[1]), each[2])
+                for name, each in zip("xWR", products, strict=True)
+                if each is not None
+            }
+            for products, _ in results
+        ]
+        self._d = [_matrix(d) for _, d in results]
         self.products = LastProducts(machine, self.memory, factors)
-        # the launches after the derivatives, if torch is not needed for them
-        self._rest: Prepared | None = None
-        self.whole: Prepared | None = None
-        if self._sizes.recurrence:
-            self._rest = machine.join([*stages.recurrence, *stages.projections])
-            if self._sizes.fused:
-                derivatives = [chunk.launch for chunk in stages.derivatives]
-                last = [] if self.products.launch is None else [self.products.launch]
-                self.whole = machine.join([stages.operands, *derivatives, self._rest, *last])
+        if self.products.launch is not None:
+            work.append(self.products.launch)
+        self.steps: list[Prepared | Step] = joined(machine, work)
 
-    def _factors(self, d: int) -> dict[str, Factors]:
-        """Return the factors of the final GEMMs of a direction."""
-        buffers = self._stages.buffers[d]
-        found: dict[str, Factors] = {}
-        if buffers.W.real_weights is not None:
-            found["x"] = Factors(buffers.dWx, buffers.W.real_weights, False)
-        if buffers.W.real_codes is not None:
-            found["W"] = Factors(buffers.dWx, buffers.W.real_codes, True)
-        if buffers.R.real_codes is not None:
-            found["R"] = Factors(buffers.dRh, buffers.R.real_codes, True)
-        return found
+    def _step(
+        self, launch: _native.PlannedLaunch | None, matrices: Sequence[_native.NativeMatrix]
+    ) -> Prepared | Step:
+        if launch is None:
+            return _work(list(map(_matrix, matrices)))
+        record = arguments_of(launch)
+        self._records.append(record)
+        slots = [memory for at in self.at for memory in at.values()]
+        for at, block, offset in launch[5]:
+            memory = self.memory if block == SPACE else slots[block - BLOCKS - 1]
+            memory.fields.add(ctypes.addressof(record) + at, offset)
+        return self._machine.prepare(Kernel.of(*launch[:3]), planner.grid_of(launch[3]), record)
 
     def belongs_to(self, calls: Sequence[Call]) -> bool:
         """Return whether the calls have the plans for which this schedule was prepared."""
@@ -76,7 +127,7 @@ class Schedule:
 
     def run(self, calls: Sequence[Call]) -> list[Gradients]:
         """Compute all gradients of a call."""
-        device, N, H, dirs = calls[0].device, self._sizes.N, self._sizes.H, self._sizes.dirs
+        device, (_, N, _, H), dirs = calls[0].device, self._sizes, len(calls)
         memory = torch.empty(self.memory.size, dtype=torch.int8, device=device)
         dh0 = torch.empty((dirs * N, H), dtype=torch.float32, device=device)
         db = torch.empty((2 * dirs, 3 * H), dtype=torch.float32, device=device)
@@ -100,15 +151,14 @@ class Schedule:
             Tensors that must live until all kernels are launched.
         """
         keep: list[Any] = []
-        stages = self._stages
         for d, call in enumerate(calls):
             at = self.at[d]
             for name, tensor in call.tensors.items():
                 at[name].move(0 if tensor is None else tensor.data_ptr())
             keep.append(self._point_at_weights(d, call))
-            states, codes = stages.states[d], stages.codes[d]
-            states.stride_t, states.stride_n, states.stride_h = call.grad_out.stride()
-            codes.step, codes.next = call.strides
+            strides = (*call.strides, *call.grad_out.stride())
+            for name, stride in zip(_STRIDES, strides, strict=True):
+                at[name].move(stride)
         return keep
 
     @property
@@ -131,103 +181,57 @@ class Schedule:
         self._parts[d] = weakref.ref(call.plan.weights) if own else None
         return found
 
-    def start(self, memory: Tensor, stream: int) -> None:
-        """Start all launches, and the final GEMMs if they are launches.
-
-        Args:
-            memory: The memory of a call, to which arguments point.
-            stream: The current stream.
-        """
-        if self.whole is not None:
-            self.whole.start(stream)
-            return
-        self._start_derivatives(memory, stream)
-        if self._rest is not None:
-            self._rest.start(stream)
-        else:
-            self._start_recurrence(memory, stream)
-            for launch in self._stages.projections:
-                launch.start(stream)
-        if self.products.launch is not None:
-            self.products.launch.start(stream)
-
     def _start(self, memory: Tensor, dh0: Tensor, db: Tensor) -> list[Gradients]:
-        sizes, wanted, products = self._sizes, self._wanted, self.products
+        (T, N, C, H), wanted, products = self._sizes, self._wanted, self.products
         made: list[dict[str, Tensor]] = []
         for d, rooms in enumerate(products.results):
             made.append({name: products.new(d, name, memory.device) for name in rooms})
             for name, to in rooms.items():
                 to.move(made[d][name].data_ptr())
-        self.start(memory, self._machine.stream())
-        real = memory.view(self._precision.dtype)
-        biases, states = db.unbind(), [dh0] if sizes.dirs == 1 else dh0.chunk(sizes.dirs)
+        stream = self._machine.stream()
+        for step in self.steps:
+            if callable(step):
+                step(memory, ())
+            else:
+                step.start(stream)
+        dirs = len(self.at)
+        biases, states = db.unbind(), [dh0] if dirs == 1 else dh0.chunk(dirs)
         results = []
-        for d in range(sizes.dirs):
+        for d in range(dirs):
 
             def found(name: str, d: int = d) -> Tensor:
-                return made[d][name] if made[d] else products.made(d, name, real)
+                return made[d][name] if made[d] else products.made(d, name, memory)
 
             results.append(
                 Gradients(
-                    found("x").view(sizes.T, sizes.N, sizes.C) if wanted.x else None,
+                    found("x").view(T, N, C) if wanted.x else None,
                     states[d],
                     found("W") if wanted.W else None,
                     found("R") if wanted.R else None,
                     biases[2 * d] if wanted.bw else None,
                     biases[2 * d + 1] if wanted.br else None,
-                    self._state_gradients(d, memory) if wanted.h else None,
+                    self._d[d].of(memory).clone().view(T, N, H) if wanted.h else None,
                 )
             )
         return results
 
-    def _start_derivatives(self, memory: Tensor, stream: int) -> None:
-        stages, planes = self._stages, self._sizes.planes
-        stages.operands.start(stream)
-        words = memory.view(torch.int32)
-        for first, count, launch in stages.derivatives:
-            for buffers in stages.buffers:
-                for i, of in enumerate((buffers.W, buffers.R)):
-                    if of.sums is None:
-                        continue
-                    taken = max(planes[i] * count, FEWEST_ROWS)
-                    multiply_bytes(
-                        of.codes.of(memory, planes[i] * first, taken),
-                        of.weights.of(memory).t(),
-                        of.sums.of(words, 0, taken),
-                    )
-            launch.start(stream)
 
-    def _start_recurrence(self, memory: Tensor, stream: int) -> None:
-        """Start a recurrence that is not one launch for all directions."""
-        if self._sizes.grid is not None:
-            words = memory.view(torch.int32)
-            # one direction after the other, since each may need the whole GPU
-            for buffers, launch in zip(self._stages.buffers, self._stages.recurrence, strict=True):
-                buffers.dRh_words.of(words).fill_(-1)
-                launch.start(stream)
-            return
-        for d, reverse in enumerate(self._reverse):
-            self._start_steps(d, reverse, memory, stream)
+def _matrix(given: _native.NativeMatrix) -> Matrix:
+    start, rows, columns, element = given
+    return Matrix(start, rows, columns, _ELEMENTS[element])
 
-    def _start_steps(self, d: int, reverse: bool, memory: Tensor, stream: int) -> None:
-        """Run a GEMM and a launch per step, for weights that do not fit registers."""
-        sizes, buffers = self._sizes, self._stages.buffers[d]
-        real = memory.view(self._precision.dtype)
-        assert buffers.R.real_weights is not None
-        assert buffers.step is not None
-        R = buffers.R.real_weights.of(real)
-        product = buffers.step.of(memory.view(torch.float32))
-        p, launch = self._stages.states[d], self._stages.recurrence[d]
-        p.started = 0
-        for t in range(sizes.T) if reverse else reversed(range(sizes.T)):
-            p.t = t
-            launch.start(stream)
-            multiply_into(buffers.dRh.of(real, t * sizes.N, sizes.N), R, product)
-            p.started = 1
-        p.t = -1
-        launch.start(stream)
 
-    def _state_gradients(self, d: int, memory: Tensor) -> Tensor:
-        """Return a copy of the gradients of the states, so that the rest of memory is freed."""
-        found = self._stages.buffers[d].d.of(memory.view(torch.float32)).clone()
-        return found.view(self._sizes.T, self._sizes.N, self._sizes.H)
+def _work(matrices: Sequence[Matrix]) -> Step:
+    """Return a product of matrices, or the filling of a single one."""
+
+    def fill(memory: Tensor, _: Sequence[Tensor | None]) -> None:
+        matrices[0].of(memory).fill_(-1)
+
+    def multiply(memory: Tensor, _: Sequence[Tensor | None]) -> None:
+        left, right, result = (each.of(memory) for each in matrices)
+        if left.dtype is torch.int8:
+            multiply_bytes(left, right.t(), result)
+        else:
+            multiply_into(left, right, result)
+
+    return fill if len(matrices) == 1 else multiply

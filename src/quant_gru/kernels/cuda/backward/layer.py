@@ -25,9 +25,8 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine
-from quant_gru.kernels.cuda.backward import grid_planner, planner
 from quant_gru.kernels.cuda.backward.inputs import IN_DOUBLE, PRECISIONS, Call, Precision
-from quant_gru.kernels.cuda.backward.launch_plan import Schedule
+from quant_gru.kernels.cuda.backward.launch_plan import VARIABLES, Schedule
 from quant_gru.kernels.cuda.backward.time_chunks import Joined, most_steps, pieces
 
 _MOST_SCHEDULES = 64
@@ -134,8 +133,7 @@ def _schedule_of(
         wanted,
         precision,
         id(machine),
-        os.environ.get(planner.VARIABLE),
-        os.environ.get(grid_planner.VARIABLE),
+        *map(os.environ.get, VARIABLES),
     )
     schedule = known.get(key)
     # a later object may have reused an id

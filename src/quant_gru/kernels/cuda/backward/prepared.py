@@ -20,11 +20,12 @@ from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.backward.gru_launches import GRULaunches, joined
+from quant_gru.kernels.cuda.backward.gru_launches import GRULaunches
 from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision
 from quant_gru.kernels.cuda.backward.time_chunks import steps_of
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.boundary.gradient_border import Given
+from quant_gru.kernels.cuda.forward.planned_launches import joined
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 _MOST_KINDS = 64
@@ -258,7 +259,7 @@ class RepeatedBackward:
                 move(bases[tensor] + offset)
             for step in self._steps:
                 if callable(step):
-                    step(memory, made, stream)
+                    step(memory, made)
                 else:
                     step.start(stream)
         return made

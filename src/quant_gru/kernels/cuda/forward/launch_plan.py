@@ -8,8 +8,7 @@ its arguments except addresses of the call's tensors.
 from __future__ import annotations
 
 import ctypes
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from quant_gru.kernels.cuda.forward.layer import Cell
 from quant_gru.kernels.cuda.forward.planned_launches import (
     BLOCKS,
     arguments_of,
+    joined,
     load_gemm,
     product_in,
 )
@@ -151,10 +151,10 @@ class Schedule:
         if any(map(callable, steps)) and not capturing(device):
             # load cuBLAS while kernels compile; the next statement waits for them
             load_gemm(device)
-        joined = _joined(machine, steps)
+        started = joined(machine, steps)
         width = len(layers[0]) * numbers.H
         self.call = _native.Call(
-            [each if callable(each) else each.native for each in joined],
+            [each if callable(each) else each.native for each in started],
             fields,
             inputs,
             numbers.C,
@@ -164,7 +164,7 @@ class Schedule:
             device.index if device.type == "cuda" else -1,
             native_streams(machine, device),
             machine.raise_for,
-            (joined, fields, self.records, plan.keep),
+            (started, fields, self.records, plan.keep),
         )
 
     def _makers(
@@ -230,12 +230,3 @@ class Schedule:
 
 def _product(weights: Tensor, product: _native.PlannedProduct) -> Product:
     return lambda space: product_in(space, None, weights, product)
-
-
-def _joined(machine: Machine, steps: Iterable[Prepared | Product]) -> list[Prepared | Product]:
-    """Return the steps with consecutive launches joined into one."""
-    found: list[Prepared | Product] = []
-    for is_product, run in itertools.groupby(steps, callable):
-        group: list[Any] = list(run)
-        found += group if is_product else [machine.join(group)]
-    return found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.kernels import _native
 
 BLOCKS, LENGTHS, SPACE = 10, 2, 7
@@ -20,6 +22,18 @@ def arguments_of(launch: _native.PlannedLaunch) -> Any:
     """Return the arguments of a launch, in which addresses of memories are missing."""
     arguments = launch[4]
     return (ctypes.c_uint64 * (len(arguments) // 8)).from_buffer_copy(arguments)
+
+
+_Work = TypeVar("_Work", bound=Callable[..., None])
+
+
+def joined(machine: Machine, steps: Iterable[Prepared | _Work]) -> list[Prepared | _Work]:
+    """Return launches and functions with consecutive launches joined into one."""
+    found: list[Any] = []
+    for is_function, run in itertools.groupby(steps, callable):
+        group: list[Any] = list(run)
+        found += group if is_function else [machine.join(group)]
+    return found
 
 
 def point(launch: _native.PlannedLaunch, arguments: Any, bases: Sequence[int]) -> None:

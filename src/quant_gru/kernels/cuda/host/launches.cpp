@@ -91,7 +91,7 @@ void Launches::add_general() {
     finish();
 }
 
-int64_t Launches::take(int64_t &size, int64_t bytes) {
+int64_t take(int64_t &size, int64_t bytes) {
     const int64_t start = size;
     size += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     return start;

@@ -81,6 +81,23 @@ struct Draft {
     }
 };
 
+// `bytes`: of the arguments.
+template <class Arguments>
+Launch launch_of(Kernel kernel, const Grid &grid, const Draft<Arguments> &draft,
+                 size_t bytes = sizeof(Arguments)) {
+    const auto *from = reinterpret_cast<const unsigned char *>(&draft.arguments);
+    Launch launch{};
+    launch.kernel = std::move(kernel);
+    launch.grid = grid;
+    launch.arguments.assign(from, from + bytes);
+    launch.fields = draft.fields;
+    launch.input = draft.input;
+    return launch;
+}
+
+// Reserves aligned memory at the end of `size`, and returns its offset.
+int64_t take(int64_t &size, int64_t bytes);
+
 // What the launches of a call depend on besides its sizes. The numbers of dtypes are those of
 // boundary/convert_rows.cu.
 struct CallForm {
@@ -148,13 +165,7 @@ class Launches {
     template <class Arguments>
     void add(Kernel kernel, const Grid &grid, const Draft<Arguments> &draft,
              size_t bytes = sizeof(Arguments)) {
-        const auto *from = reinterpret_cast<const unsigned char *>(&draft.arguments);
-        Launch &launch = all.emplace_back();
-        launch.kernel = std::move(kernel);
-        launch.grid = grid;
-        launch.arguments.assign(from, from + bytes);
-        launch.fields = draft.fields;
-        launch.input = draft.input;
+        all.push_back(launch_of(std::move(kernel), grid, draft, bytes));
     }
     Launch &last() { return all.back(); }
 
@@ -207,7 +218,6 @@ class Launches {
     void clear_padding(Place nan);
 
  private:
-    static int64_t take(int64_t &size, int64_t bytes);
     Place room(int64_t values) { return reserve(4 * values); }
     void begin();
     void finish();

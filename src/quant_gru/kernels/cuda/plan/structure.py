@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from quant_gru.integer.tables import Table
 from quant_gru.kernels._native import Form, GateNumbers
 from quant_gru.kernels.cpu.plan_packing import pack_gates
 from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
-from quant_gru.kernels.cuda.structs import CELL_C, SaturatedC
 
 _TABLES = ("gate.z_out", "gate.r_out", "gate.g_out")
 # how kernels read a table: one entry per code in shared or global memory, quadratics, compressed
@@ -29,8 +27,6 @@ class FrozenNumbers:
     Attributes:
         native: The same in native code, which derives them.
         places: Addresses of the tables of z, r and g, see `GateNumbers.cell`.
-        cells: 'float' and 'double' -> the arithmetic as kernels read it.
-        saturated: The constants of saturating.cuh; None if that arithmetic would not be exact.
     """
 
     def __init__(self, frozen: FrozenPart) -> None:
@@ -39,12 +35,6 @@ class FrozenNumbers:
         tables = [frozen.tables[name] for name in _TABLES]
         made = zip(tables, self.native.tables(), strict=True)
         self.places = [self._places(*each) for each in made]
-        self.cells: dict[str, Any] = {
-            real: kind.from_buffer_copy(self.native.cell(real, self.places))
-            for real, kind in CELL_C.items()
-        }
-        saturated = self.native.saturated()
-        self.saturated: Any = saturated and SaturatedC.from_buffer_copy(saturated)
 
     def _places(self, table: Table, made: tuple[bytes | None, bytes | None]) -> tuple[int, ...]:
         device, (direct, lines) = table.bounds.device, made

@@ -47,5 +47,5 @@ def our_errors() -> Iterator[None]:
 
 def grid_of(made: _native.NativeGrid) -> Grid:
     """Return a grid of native code."""
-    blocks, threads, cluster, shared_bytes, early = made
-    return Grid(blocks, threads, cluster, shared_bytes, early=early)
+    blocks, threads, cluster, shared_bytes, early, together = made
+    return Grid(blocks, threads, cluster, shared_bytes, together, early)

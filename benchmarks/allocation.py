@@ -4,8 +4,9 @@
 
 For each model: the bytes of weights and tables and the decibels at the outputs with 8 bits (and
 with 4) everywhere; the decibels that `allocate_bits` reaches with as many bytes, predicted and
-measured; and the bytes that it needs for as many decibels. Widths are 4, 8 and 16.
-`on other data` is data that neither calibration nor the choice has seen.
+measured; and the bytes that it needs for as many decibels: those of C source, and those of a file,
+where weights of any width have no gaps (`packed`). Widths are 4, 8 and 16, of gates 4 to 8 and 16,
+of weights 2 to 8 and 16. `on other data` is data that neither calibration nor the choice has seen.
 
 FOLDER holds spoken_digits.npz and tinyshakespeare.txt; `--share 0.1` trains a tenth of the steps.
 `--models FOLDER` keeps what is trained for a further call.
@@ -47,6 +48,7 @@ from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
 from quant_gru.whole_models.convert import find_grus
 
+WIDTHS = {"*": (4, 8, 16), "gate.*": (4, 5, 6, 7, 8, 16), "weight.*": (2, 3, 4, 5, 6, 7, 8, 16)}
 KEPT: Path | None = None
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -187,6 +189,7 @@ class Row:
     on_data: float
     chosen: float
     needed: int
+    packed: int
 
 
 def rows(name: str, case: Case, fit_weights: bool) -> Iterator[Row]:
@@ -199,9 +202,11 @@ def rows(name: str, case: Case, fit_weights: bool) -> Iterator[Row]:
         dB, flash = measured(case, model, case.test), sizes_of(find_grus(model).values()).flash
         if found is None:
             options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
-            found = allocate_bits(case.model, case.data, {"flash": flash}, **options)
+            found = allocate_bits(case.model, case.data, {"flash": flash}, WIDTHS, **options)
         best = found.with_budget({"flash": flash}, progress=False)
-        least = found.with_budget({"sqnr": measured(case, model, case.data)}, progress=False)
+        reached = {"sqnr": measured(case, model, case.data)}
+        least = found.with_budget(reached, progress=False)
+        packed = found.with_budget({**reached, "packed": math.inf}, progress=False)
         yield Row(
             name,
             bits,
@@ -211,6 +216,7 @@ def rows(name: str, case: Case, fit_weights: bool) -> Iterator[Row]:
             best.chosen.measured or math.nan,
             measured(case, best.model, case.test),
             least.chosen.sizes.flash,
+            packed.chosen.sizes.packed,
         )
 
 
@@ -221,7 +227,9 @@ def cells(row: Row) -> list[str]:
     """A row of the table."""
     found = [row.name, str(row.bits), f"{row.flash:,}", f"{row.uniform:.1f}"]
     found += [f"{each:.1f}" for each in (row.predicted, row.on_data, row.chosen)]
-    return [*found, f"{row.needed:,}", f"{row.needed / row.flash - 1:+.0%}"]
+    for needed in (row.needed, row.packed):
+        found += [f"{needed:,}", f"{needed / row.flash - 1:+.0%}"]
+    return found
 
 
 def main() -> None:
@@ -235,7 +243,7 @@ def main() -> None:
     options = parser.parse_args()
     global KEPT
     KEPT = options.models
-    titles = [*TITLES, "bytes for as many dB", "saved"]
+    titles = [*TITLES, "bytes for as many dB", "saved", "packed", "saved"]
     print("| " + " | ".join(titles) + " |\n|---|" + "---:|" * (len(titles) - 1))
     found: list[Row] = []
     warnings.simplefilter("ignore")
@@ -248,10 +256,11 @@ def main() -> None:
         own = [row for row in found if row.bits == bits]
         gains = statistics.fmean(row.chosen - row.uniform for row in own)
         saved = statistics.fmean(1 - row.needed / row.flash for row in own)
+        packed = statistics.fmean(1 - row.packed / row.flash for row in own)
         off = [abs(row.predicted - row.on_data) for row in own]
         print(
             f"{bits} bits: {gains:+.1f} dB with as many bytes on average; {saved:.0%} fewer bytes "
-            f"for as many dB; predicted within {max(off):.1f} dB of measured, "
+            f"for as many dB, {packed:.0%} packed; predicted within {max(off):.1f} dB of measured, "
             f"{statistics.fmean(off):.1f} on average"
         )
     print(f"{time.perf_counter() - started:.0f} s, torch {torch.__version__}")

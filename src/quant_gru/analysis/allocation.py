@@ -22,12 +22,13 @@ from quant_gru.analysis.figures import lines_figure
 from quant_gru.analysis.fronts import Block, Front, front
 from quant_gru.analysis.sizes import Sizes, counts, operator_sizes, sizes_of, table_sizes
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
-from quant_gru.analysis.tables import html_table, text_table
+from quant_gru.analysis.tables import text_table
 from quant_gru.analysis.trials import BASE, Forward, Place, Trials, check_width, with_widths
 from quant_gru.calibration.batches import with_progress
 from quant_gru.calibration.tied import TIED
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
 from quant_gru.config.operators import suggest
+from quant_gru.config.shown import html_table
 from quant_gru.errors import ConfigError, QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.integer.qparams import PRE_ACTIVATION
 from quant_gru.modules.gru import QuantGRU

@@ -25,12 +25,13 @@ from quant_gru.analysis.scale_use import texts
 from quant_gru.analysis.shares import Shares, shares
 from quant_gru.analysis.sizes import Sizes, cell_sizes
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
-from quant_gru.analysis.tables import html_table, text_table
+from quant_gru.analysis.tables import text_table
 from quant_gru.analysis.trials import Forward, Place, batches_of
 from quant_gru.config import OPERATORS, WEIGHTS
 from quant_gru.config.fields import to_text
 from quant_gru.config.files import write_text
 from quant_gru.config.operators import MEANINGS
+from quant_gru.config.shown import html_table
 from quant_gru.errors import CalibrationError
 from quant_gru.integer.qparams import QParams
 from quant_gru.interchange.plan_tensors import suffix_of

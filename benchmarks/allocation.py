@@ -1,11 +1,13 @@
 """Widths chosen by `allocate_bits` against uniform widths, on tasks, published and random models.
 
-    python benchmarks/allocation.py --data FOLDER [--cases NAME ..] [--fit-weights]
+    python benchmarks/allocation.py --data FOLDER [--cases NAME ..] [--fit-weights] [--widths ..]
+    python benchmarks/allocation.py --only-fit 4 3 [--cases NAME ..]
 
 For each model: the bytes of weights and tables and the decibels at the outputs with 8 bits (and
 with 4) everywhere; the decibels that `allocate_bits` reaches with as many bytes, predicted and
-measured; and the bytes that it needs for as many decibels. Widths are 4, 8 and 16.
-`on other data` is data that neither calibration nor the choice has seen.
+measured; and the bytes that it needs for as many decibels: those of C source, and those of a file,
+where weights of any width have no gaps (`packed`). Widths are 4, 8 and 16, of gates 4 to 8 and 16,
+of weights 2 to 8 and 16. `on other data` is data that neither calibration nor the choice has seen.
 
 FOLDER holds spoken_digits.npz and tinyshakespeare.txt; `--share 0.1` trains a tenth of the steps.
 `--models FOLDER` keeps what is trained for a further call.
@@ -47,6 +49,7 @@ from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
 from quant_gru.whole_models.convert import find_grus
 
+WIDTHS = ["*=4,8,16", "gate.*=4,5,6,7,8,16", "weight.*=2,3,4,5,6,7,8,16"]
 KEPT: Path | None = None
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -116,9 +119,10 @@ def whole(make: Callable[[], Any]) -> Case:
     return Case(published.model, list(published.calibration), list(published.test), several)
 
 
-def part(make: Callable[[], Any], name: str) -> Case:
-    """A GRU of a published model, with the inputs and states that it gets there."""
+def part(make: Callable[[], Any], name: str = "") -> Case:
+    """A GRU of a published model, the first if none is named, with what it gets there."""
     published = make()
+    name = name or next(iter(find_grus(convert_model(published.model))))
 
     def arguments(inputs: Any) -> list[Any]:
         return [call.arguments for call in calls_of_grus(published.model, inputs)[name]]
@@ -152,7 +156,9 @@ CASES: dict[str, Callable[[Path, float], Case]] = {
     "g2p-en, decoder": lambda folder, share: part(Phonemes, "decoder"),
     "NSNet2": lambda folder, share: whole(Denoiser),
     "PLCMOS": lambda folder, share: whole(Quality),
+    "PLCMOS, first GRU": lambda folder, share: part(Quality),
     "GTCRN": lambda folder, share: whole(StreamingDenoiser),
+    "GTCRN, first GRU": lambda folder, share: part(StreamingDenoiser),
     **{
         f"random {seed}": partial(lambda folder, share, seed: random_gru(seed), seed=seed)
         for seed in range(10)
@@ -187,9 +193,12 @@ class Row:
     on_data: float
     chosen: float
     needed: int
+    packed: int
 
 
-def rows(name: str, case: Case, fit_weights: bool) -> Iterator[Row]:
+def rows(
+    name: str, case: Case, widths: dict[str, tuple[int, ...]], fit_weights: bool
+) -> Iterator[Row]:
     """Compare a model at 4 and at 8 bits."""
     found = None
     for bits in (4, 8):
@@ -199,9 +208,11 @@ def rows(name: str, case: Case, fit_weights: bool) -> Iterator[Row]:
         dB, flash = measured(case, model, case.test), sizes_of(find_grus(model).values()).flash
         if found is None:
             options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
-            found = allocate_bits(case.model, case.data, {"flash": flash}, **options)
+            found = allocate_bits(case.model, case.data, {"flash": flash}, widths, **options)
         best = found.with_budget({"flash": flash}, progress=False)
-        least = found.with_budget({"sqnr": measured(case, model, case.data)}, progress=False)
+        reached = {"sqnr": measured(case, model, case.data)}
+        least = found.with_budget(reached, progress=False)
+        packed = found.with_budget({**reached, "packed": math.inf}, progress=False)
         yield Row(
             name,
             bits,
@@ -211,7 +222,21 @@ def rows(name: str, case: Case, fit_weights: bool) -> Iterator[Row]:
             best.chosen.measured or math.nan,
             measured(case, best.model, case.test),
             least.chosen.sizes.flash,
+            packed.chosen.sizes.packed,
         )
+
+
+def fitted(name: str, case: Case, bits: int) -> str:
+    """Decibels on other data with weights of few bits, others of 16: nearest and fitted codes."""
+    found = []
+    for fit in (False, True):
+        config = QuantConfig.int16()
+        for each in ("W", "R"):
+            config = config.replace(each, bitwidth=bits)
+        model = convert_model(case.model, config)
+        calibrate_model(model, case.data, case.forward, progress=False, fit_weights=fit)
+        found.append(measured(case, model.eval(), case.test))
+    return f"| {name} | {bits}/16 | {found[0]:.1f} | {found[1]:.1f} |"
 
 
 TITLES = ("model", "bits", "bytes", "uniform dB", "predicted dB", "measured dB", "on other data dB")
@@ -221,7 +246,9 @@ def cells(row: Row) -> list[str]:
     """A row of the table."""
     found = [row.name, str(row.bits), f"{row.flash:,}", f"{row.uniform:.1f}"]
     found += [f"{each:.1f}" for each in (row.predicted, row.on_data, row.chosen)]
-    return [*found, f"{row.needed:,}", f"{row.needed / row.flash - 1:+.0%}"]
+    for needed in (row.needed, row.packed):
+        found += [f"{needed:,}", f"{needed / row.flash - 1:+.0%}"]
+    return found
 
 
 def main() -> None:
@@ -231,27 +258,46 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--models", type=Path, help="folder of models that are trained here")
     parser.add_argument("--fit-weights", action="store_true", help="fit weights of few bits")
+    parser.add_argument(
+        "--widths", nargs="+", default=WIDTHS, metavar="PATTERN=N,N,..", help="to choose from"
+    )
+    parser.add_argument(
+        "--only-fit", nargs="+", type=int, metavar="BITS", help="only nearest against fitted codes"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="of the steps of training")
     options = parser.parse_args()
     global KEPT
     KEPT = options.models
-    titles = [*TITLES, "bytes for as many dB", "saved"]
+    warnings.simplefilter("ignore")
+    if options.only_fit:
+        print("| model | weights/others | nearest dB | fitted dB |\n|---|---|---:|---:|")
+        for name in options.cases:
+            case = CASES[name](options.data, options.share)
+            for bits in options.only_fit:
+                print(fitted(name, case, bits), flush=True)
+        return
+    widths = {
+        pattern: tuple(map(int, found.split(",")))
+        for pattern, _, found in (each.partition("=") for each in options.widths)
+    }
+    titles = [*TITLES, "bytes for as many dB", "saved", "packed", "saved"]
     print("| " + " | ".join(titles) + " |\n|---|" + "---:|" * (len(titles) - 1))
     found: list[Row] = []
-    warnings.simplefilter("ignore")
     started = time.perf_counter()
     for name in options.cases:
-        for row in rows(name, CASES[name](options.data, options.share), options.fit_weights):
+        case = CASES[name](options.data, options.share)
+        for row in rows(name, case, widths, options.fit_weights):
             found.append(row)
             print("| " + " | ".join(cells(row)) + " |", flush=True)
     for bits in (4, 8):
         own = [row for row in found if row.bits == bits]
         gains = statistics.fmean(row.chosen - row.uniform for row in own)
         saved = statistics.fmean(1 - row.needed / row.flash for row in own)
+        packed = statistics.fmean(1 - row.packed / row.flash for row in own)
         off = [abs(row.predicted - row.on_data) for row in own]
         print(
             f"{bits} bits: {gains:+.1f} dB with as many bytes on average; {saved:.0%} fewer bytes "
-            f"for as many dB; predicted within {max(off):.1f} dB of measured, "
+            f"for as many dB, {packed:.0%} packed; predicted within {max(off):.1f} dB of measured, "
             f"{statistics.fmean(off):.1f} on average"
         )
     print(f"{time.perf_counter() - started:.0f} s, torch {torch.__version__}")

@@ -86,9 +86,11 @@ def test_tune(source: str, tmp_path: Path) -> None:
 
 def test_tune_of_several_grus_and_other_budgets(source: str, tmp_path: Path) -> None:
     target = tmp_path / "widths.json"
-    result = run("tune", f"{source}:pair", "--flash", 2000, "--bits", 8, "--json", "-o", target)
+    limits = ("--flash", 2000, "--packed", 1900, "--bits", 8)
+    result = run("tune", f"{source}:pair", *limits, "--json", "-o", target)
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
+    assert found["chosen"]["sizes"]["packed"] <= 1900
     assert found["chosen"]["sizes"]["flash"] <= 2000
     assert found["chosen"]["sizes"]["average_bits"] <= 8
     for name in ("a", "b"):

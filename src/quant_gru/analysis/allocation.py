@@ -7,36 +7,46 @@ import html
 import itertools
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from quant_gru.analysis.charts import Line, chart
+from quant_gru.analysis.figures import lines_figure
 from quant_gru.analysis.fronts import Block, Front, front
-from quant_gru.analysis.sizes import Sizes, counts, operator_sizes, sizes_of
+from quant_gru.analysis.sizes import Sizes, counts, operator_sizes, sizes_of, table_sizes
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
-from quant_gru.analysis.tables import html_table, text_table
-from quant_gru.analysis.trials import BASE, Forward, Place, Trials, with_widths
+from quant_gru.analysis.tables import text_table
+from quant_gru.analysis.trials import BASE, Forward, Place, Trials, check_width, with_widths
 from quant_gru.calibration.batches import with_progress
 from quant_gru.calibration.tied import TIED
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
 from quant_gru.config.operators import suggest
+from quant_gru.config.shown import html_table
 from quant_gru.errors import ConfigError, QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.integer.qparams import PRE_ACTIVATION
 from quant_gru.modules.gru import QuantGRU
-from quant_gru.parameters.document import bytes_of_table
 from quant_gru.whole_models.convert import find_grus
 from quant_gru.whole_models.selection import ModelConfig
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Patterns = Iterable["str | Iterable[str]"]
+Widths = Iterable[int] | Mapping[str, Iterable[int]]
+
+WIDTHS = (4, 8, 16)
+"""The widths to choose from."""
 
 COSTS: dict[str, Callable[[Sizes], float]] = {
     "flash": lambda sizes: sizes.flash,
+    "packed": lambda sizes: sizes.packed,
     "state": lambda sizes: sizes.state,
     "activations": lambda sizes: sizes.activations,
     "bits": lambda sizes: sizes.bits,
@@ -46,6 +56,7 @@ COSTS: dict[str, Callable[[Sizes], float]] = {
 # Points of the front that are measured, and choices of operators whose widths depend on each other.
 _POINTS = 12
 _MOST_CHOICES = 100_000
+_X_TITLE, _Y_TITLE = "bytes of weights and tables", "dB at the output"
 # Beyond this many decibels between prediction and measurement a warning says so.
 _FAR = 1.0
 # Up to this many, costs are good enough; otherwise they are measured again, at most so many times.
@@ -78,8 +89,8 @@ class Allocation:
         config: The configuration, for `convert_model`; a dict by name if the model has several
             GRUs.
         chosen: The allocation that the budget selects, predicted and measured.
-        front: Allocations of which no other has less error at no more cost, by their bytes of
-            flash; at most twelve, spread over all of them.
+        front: Allocations of which no other has less error at no more cost, by their bytes; at most
+            twelve, spread over all of them.
         combinations: How many allocations the whole front has.
         model: The model with these widths, calibrated and switched on, in eval mode.
         budget: The budget.
@@ -113,8 +124,9 @@ class Allocation:
         limits = ", ".join(f"{name} {value:g}" for name, value in self.budget.items())
         lines = [
             f"budget: {limits}",
-            f"{sizes.flash:,} bytes of weights and tables, {sizes.state:,} of states, "
-            f"{sizes.activations:,} of codes of a step, {sizes.average_bits:.3g} bits a weight",
+            f"{sizes.flash:,} bytes of weights and tables ({sizes.packed:,} packed), "
+            f"{sizes.state:,} of states, {sizes.activations:,} of codes of a step, "
+            f"{sizes.average_bits:.3g} bits a weight",
             f"predicted {text_of(chosen.predicted)} dB, measured {_text(chosen.measured)} dB; no "
             "other widths have less predicted error within the budget",
             text_table(*_width_table(chosen.widths)),
@@ -140,14 +152,34 @@ class Allocation:
 
     def to_svg(self) -> str:
         """Return the front as a picture: dB against bytes, predicted and measured."""
-        x = [point.sizes.flash for point in self.front]
+        return chart(self._lines(), _X_TITLE, _Y_TITLE, logarithmic=True)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draw the front, dB against bytes, predicted and measured.
+
+        Needs matplotlib, the extra `viz`.
+
+        Args:
+            path: File to write; its suffix decides the format, such as .pdf. None to write none.
+
+        Returns:
+            The matplotlib figure, to change or to show.
+
+        Raises:
+            QuantGRUError: matplotlib is missing, or the file cannot be written.
+        """
+        return lines_figure(self._lines(), _X_TITLE, _Y_TITLE, path)
+
+    def _lines(self) -> list[Line]:
+        size = COSTS[_bytes_of(self.budget)]
+        x = [size(point.sizes) for point in self.front]
         lines = [Line("predicted", x, [point.predicted for point in self.front])]
         measured = [math.nan if p.measured is None else p.measured for p in self.front]
         lines.append(Line("measured", x, measured, dots=True))
-        at = [self.chosen.sizes.flash]
+        at = [size(self.chosen.sizes)]
         shown = self.chosen.measured
         lines.append(Line("chosen", at, [math.nan if shown is None else shown], dots=True))
-        return chart(lines, "bytes of weights and tables", "dB at the output", logarithmic=True)
+        return lines
 
     def to_json(self) -> str:
         """Return all figures as JSON; decibels that are not finite are text."""
@@ -163,10 +195,19 @@ class Allocation:
         return json.dumps({**found, "front": [point(each) for each in self.front]}, indent=2)
 
     def _front_table(self) -> tuple[list[str], list[list[str]]]:
-        titles = ["flash", "state", "activations", "bits a weight", "predicted dB", "measured dB"]
+        titles = [
+            "flash",
+            "packed",
+            "state",
+            "activations",
+            "bits a weight",
+            "predicted dB",
+            "measured dB",
+        ]
         rows = [
             [
                 f"{each.sizes.flash:,}",
+                f"{each.sizes.packed:,}",
                 f"{each.sizes.state:,}",
                 f"{each.sizes.activations:,}",
                 f"{each.sizes.average_bits:.3g}",
@@ -182,7 +223,7 @@ def allocate_bits(
     model: torch.nn.Module,
     data: Any,
     budget: Mapping[str, float] | float,
-    widths: Iterable[int] = (4, 8, 16),
+    widths: Widths = WIDTHS,
     *,
     groups: Patterns = (),
     fixed: Mapping[str, int] | None = None,
@@ -205,11 +246,15 @@ def allocate_bits(
         model: A float model, or one with QuantGRUs, whose configurations then give the kinds of the
             operators; their fused products stay fused. It does not change.
         data: Batches as for `calibrate_model`; a tensor is one batch.
-        budget: The most of one or several of 'flash' (bytes of weights, biases and tables), 'state'
-            (bytes of the states of a sequence), 'activations' (bytes of all codes of a step) and
-            'bits' (average of weights and biases); or the least 'sqnr' in dB, which then takes as
-            few bytes of flash as possible. A number is a budget of flash.
-        widths: Widths to choose from.
+        budget: The most of one or several of 'flash' (bytes of weights, biases and tables in C
+            source, where codes of up to 4 bits share bytes), 'packed' (the same where codes of any
+            width share bytes, as in the file of a frozen GRU), 'state' (bytes of the states of a
+            sequence), 'activations' (bytes of all codes of a step) and 'bits' (average of weights
+            and biases); or the least 'sqnr' in dB, which then takes as few bytes of flash as
+            possible, or packed ones if 'packed' is named, with math.inf if it has no limit. A
+            number is a budget of flash.
+        widths: Widths to choose from; or operator or pattern -> those of its operators, all others
+            having 4, 8 and 16.
         groups: Operators that share one width, on hardware with one width for them: names, patterns
             such as 'gate.*_pre', or lists of these.
         fixed: Operator or pattern -> its width.
@@ -236,13 +281,12 @@ def allocate_bits(
         >>> small = calibrate_model(convert_model(model, found.config), batches)
     """
     limits = _budget(budget)
-    choices, given = sorted({*widths}), dict(fixed or {})
-    if not choices:
-        raise QuantGRUError("Expected widths to choose from, got none")
+    choices, given = _choices(widths), dict(fixed or {})
+    every = sorted({*given.values(), *(bits for own in choices.values() for bits in own)})
     trials = Trials(
         model,
         data,
-        (*choices, *given.values()),
+        every,
         calibration=calibration,
         config=config,
         forward_fn=forward_fn,
@@ -254,7 +298,7 @@ def allocate_bits(
         for name, gru in trials.grus.items()
         for part in _parts(name, gru, choices, list(groups), given)
     ]
-    base = max(BASE, *choices, *given.values())
+    base = max(BASE, *every)
     trials.add_base(base)
     return _allocation(_Problem.measured(trials, parts, base, {}, progress), limits, test, progress)
 
@@ -266,19 +310,23 @@ def _allocation(
     trials, start = problem.trials, problem
     sqnr = limits.get("sqnr")
     tried = []
+    lost = 0.0  # decibels that the last choice lacked of the predicted ones
     while True:
         found, predicted = problem.front(limits)
-        at = _chosen(found, predicted, sqnr)
+        at = _chosen(found, predicted, sqnr, lost)
         chosen = problem.widths(found, at)
         problem.set(chosen)
         measured = decibels(trials.signal, trials.noise())
         enough = sqnr is None or measured >= sqnr
         flash = 0.0 if sqnr is None else found.costs[at, 0]
         tried.append((enough, -flash if enough else 0.0, measured, problem, found, predicted, at))
-        if len(tried) > _ROUNDS or not abs(measured - predicted[at]) > _NEAR:
+        near = not abs(measured - predicted[at]) > _NEAR
+        if len(tried) > _ROUNDS or (near and enough):
             break
-        # what operators cost when the others have these widths, not the widest
-        problem = _Problem.measured(trials, problem.parts, problem.base, chosen, progress)
+        if near:
+            lost = max(lost, predicted[at] - measured)
+        else:  # what operators cost when the others have these widths, not the widest
+            problem, lost = problem.around(chosen, progress), 0.0
     *_, problem, found, predicted, at = max(tried, key=lambda each: each[:3])
     spread = np.unique(np.linspace(0, len(predicted) - 1, _POINTS).round().astype(int)).tolist()
     points = {}
@@ -342,9 +390,14 @@ class _Problem:
         errors = _errors(trials, parts, base, around, least, progress)
         return cls(trials, tuple(parts), base, least, errors)
 
+    def around(self, widths: Mapping[str, Mapping[str, int]], progress: bool) -> _Problem:
+        """Measure again around these widths."""
+        return self.measured(self.trials, self.parts, self.base, widths, progress)
+
     def front(self, limits: Mapping[str, float]) -> tuple[Front, list[float]]:
         """Return the best allocations within limits, and their predicted decibels."""
-        kinds = list(dict.fromkeys(("flash", *(name for name in limits if name in COSTS))))
+        named = [name for name in limits if name in COSTS]
+        kinds = list(dict.fromkeys((_bytes_of(limits), *named)))
         blocks = [_block(self.trials, part, kinds, self.errors) for part in self.parts]
         numbers = sum(
             count * _directions(gru)
@@ -406,6 +459,22 @@ def _budget(budget: Mapping[str, float] | float) -> dict[str, float]:
     return given
 
 
+def _bytes_of(budget: Mapping[str, float]) -> str:
+    """Return which bytes of weights and tables count beside other limits."""
+    return "packed" if "packed" in budget and "flash" not in budget else "flash"
+
+
+def _choices(widths: Widths) -> dict[str, tuple[int, ...]]:
+    """Return the widths of each operator to choose from."""
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(OPERATORS, WIDTHS)
+    for pattern, own in (widths if isinstance(widths, Mapping) else {"*": widths}).items():
+        choices = tuple(sorted({check_width(each) for each in own}))
+        if not choices:
+            raise QuantGRUError(f"Expected widths to choose from, got none ({pattern!r})")
+        found |= dict.fromkeys(_fitting(pattern), choices)
+    return found
+
+
 def _fitting(pattern: str) -> list[str]:
     """Return the operators of a name or a pattern."""
     if any(each in pattern for each in "*?["):
@@ -417,7 +486,11 @@ def _fitting(pattern: str) -> list[str]:
 
 
 def _parts(
-    module: str, gru: QuantGRU, widths: Sequence[int], groups: Patterns, fixed: Mapping[str, int]
+    module: str,
+    gru: QuantGRU,
+    widths: Mapping[str, tuple[int, ...]],
+    groups: Patterns,
+    fixed: Mapping[str, int],
 ) -> list[_Part]:
     """Return the operators of a GRU, joined where their widths depend on each other."""
     has = [
@@ -442,7 +515,7 @@ def _parts(
     for operators in whole:
         own = [[name for name in group if name in operators] for group in same]
         own = [group for group in own if group]
-        options = []
+        options: list[list[int]] = []
         for group in own:
             wanted = {only[name] for name in group if name in only}
             if len(wanted) > 1:
@@ -450,17 +523,23 @@ def _parts(
                     f"Expected one width for the operators of a group, got {sorted(wanted)} fixed "
                     f"for {', '.join(group)}"
                 )
-            options.append(sorted(wanted) or widths)
+            choices = sorted(wanted or set.intersection(*(set(widths[name]) for name in group)))
+            if not choices:
+                raise ConfigError(
+                    "Expected a width to choose from for the operators of a group, got none in "
+                    "common: " + ", ".join(f"{name} {[*widths[name]]}" for name in group)
+                )
+            options.append(choices)
         if math.prod(map(len, options)) > _MOST_CHOICES:
             raise QuantGRUError(
                 f"Expected at most {_MOST_CHOICES} choices of widths that depend on each other, "
                 f"got {math.prod(map(len, options))} for {', '.join(operators)}"
             )
         index = {name: i for i, group in enumerate(own) for name in group}
-        choices = tuple(
+        combined = tuple(
             tuple(bits[index[name]] for name in operators) for bits in itertools.product(*options)
         )
-        parts.append(_Part(module, tuple(operators), choices))
+        parts.append(_Part(module, tuple(operators), combined))
     return parts
 
 
@@ -526,7 +605,7 @@ def _block(
                     if out in bits:
                         place = Place(part.module, layer, direction == 1, out)
                         table = trials.table(place, bits[pre], bits[out])
-                        sizes += Sizes(flash=bytes_of_table(table))
+                        sizes += table_sizes(table)
         costs.append([COSTS[kind](sizes) for kind in kinds])
         added.append(sum(errors[part.module, name, each] for name, each in bits.items()))
     return Block(np.array(costs, dtype=np.float64), np.array(added, dtype=np.float64))
@@ -536,11 +615,19 @@ def _directions(gru: QuantGRU) -> int:
     return 2 if gru.bidirectional else 1
 
 
-def _chosen(found: Front, predicted: Sequence[float], sqnr: float | None) -> int:
-    """Return the index of the allocation with the least error, or of the smallest one enough."""
+def _chosen(found: Front, predicted: Sequence[float], sqnr: float | None, lost: float = 0.0) -> int:
+    """Return the index of the allocation with the least error, or of the smallest one enough.
+
+    Args:
+        found: The allocations.
+        predicted: Their decibels.
+        sqnr: The least decibels; None for as many as possible.
+        lost: How many less than the predicted ones are expected, if there are such allocations.
+    """
     if sqnr is None:
         return int(found.errors.argmin())
-    enough = [i for i, dB in enumerate(predicted) if dB >= sqnr]
+    enough = [i for i, dB in enumerate(predicted) if dB - lost >= sqnr]
+    enough = enough or [i for i, dB in enumerate(predicted) if dB >= sqnr]
     if not enough:
         raise QuantGRUError(
             f"Expected widths that reach {sqnr:g} dB within the budget, got at most "

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
-from quant_gru.analysis.tables import html_table, percent, text_table
+from quant_gru.analysis.tables import percent, text_table
 from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
+from quant_gru.config.shown import html_table
 from quant_gru.errors import CalibrationError, QuantGRUError
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU

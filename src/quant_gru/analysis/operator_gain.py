@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,10 +13,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.analysis.scale_use import Remark, lines_of, texts, watched, worst_first
-from quant_gru.calibration.batches import run_batch, with_progress
+from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
 from quant_gru.config import FUSIBLE, OPERATORS
 from quant_gru.errors import CalibrationError
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.whole_models.observed import scales_kept
 
 _SHOWN = 15
 
@@ -123,7 +123,7 @@ def operator_gain(
             "Expected a model with a calibrated QuantGRU whose use_quantization is True, got none "
             f"in {type(model).__name__}"
         )
-    with _as_they_were(model, grus):
+    with eval_mode(model), scales_kept(grus):
         measure = _measure(model, grus, data, metric, forward_fn)
         with watched(grus) as uses:
             base = measure()
@@ -136,7 +136,7 @@ def operator_gain(
         trials = [(name, *each) for name, gru in grus.items() for each in _changes(gru, bits)]
         for name, operator, fields, change in with_progress(trials, "changing", progress):
             gru = grus[name]
-            with _as_they_were(model, {name: gru}):
+            with scales_kept({name: gru}):
                 gru._state, gru._log2_scales = gru._state.copy(), []
                 gru.adjust_quant_config(operator, **fields)
                 rows.append(Gain(name, operator, change, measure() - base))
@@ -171,22 +171,6 @@ def _changes(gru: QuantGRU, bits: int) -> Iterator[tuple[str, dict[str, Any], st
             yield name, {"fused": True}, "fused"
 
 
-@contextmanager
-def _as_they_were(model: torch.nn.Module, grus: Mapping[str, QuantGRU]) -> Iterator[None]:
-    """Run a block, then restore modes and quantization, also after errors."""
-    modes = [(module, module.training) for module in model.modules()]
-    before = [(gru, gru._state, gru._log2_scales, gru.use_quantization) for gru in grus.values()]
-    try:
-        for gru in grus.values():
-            gru._follow_logarithms()
-        yield
-    finally:
-        for gru, state, names, on in before:
-            gru._state, gru._log2_scales, gru.use_quantization = state, names, on
-        for module, training in modes:
-            module.training = training
-
-
 def _measure(
     model: torch.nn.Module,
     grus: Mapping[str, QuantGRU],
@@ -195,7 +179,6 @@ def _measure(
     forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
 ) -> Callable[[], float]:
     """Return measure() -> the score of the model in its current state."""
-    model.eval()
     if metric is not None:
         given = metric
         return lambda: float(given(model))

@@ -12,31 +12,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from quant_gru.analysis.cell_picture import cell_picture
 from quant_gru.analysis.charts import COLOURS, Line, chart
+from quant_gru.analysis.figures import shares_figure
 from quant_gru.analysis.observations import BARS, Errors, Observer, Seen, observe
 from quant_gru.analysis.scale_use import texts
 from quant_gru.analysis.shares import Shares, shares
 from quant_gru.analysis.sizes import Sizes, cell_sizes
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
-from quant_gru.analysis.tables import html_table, text_table
+from quant_gru.analysis.tables import text_table
 from quant_gru.analysis.trials import Forward, Place, batches_of
 from quant_gru.config import OPERATORS, WEIGHTS
 from quant_gru.config.fields import to_text
 from quant_gru.config.files import write_text
 from quant_gru.config.operators import MEANINGS
+from quant_gru.config.shown import html_table
 from quant_gru.errors import CalibrationError
 from quant_gru.integer.qparams import QParams
 from quant_gru.interchange.plan_tensors import suffix_of
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.parameters.document import bytes_of_table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
+_BARS = 24  # operators in a figure of shares
 _TICKS = 64  # codes of a grid that are drawn one by one
 _GATES = ("update", "reset", "candidate")
 
@@ -88,6 +94,23 @@ class Report:
 
     def _repr_html_(self) -> str:
         return html_table(*self._table())
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draw the shares of the error of up to 24 operators, the largest first.
+
+        Needs matplotlib, the extra `viz`.
+
+        Args:
+            path: File to write; its suffix decides the format, such as .pdf. None to write none.
+
+        Returns:
+            The matplotlib figure, to change or to show.
+
+        Raises:
+            QuantGRUError: matplotlib is missing, or the file cannot be written.
+        """
+        shown = self.rows[:_BARS]
+        return shares_figure([str(row.place) for row in shown], [r.share for r in shown], path)
 
     def to_json(self) -> str:
         """Return all figures as JSON; decibels that are not finite are text."""

@@ -11,10 +11,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quant_gru.analysis.figures import heat_figure
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
 from quant_gru.analysis.tables import text_table
 from quant_gru.analysis.trials import BASE, Forward, Place, Trials, base_for
@@ -22,6 +23,9 @@ from quant_gru.calibration.batches import with_progress
 from quant_gru.errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.modules.quantization_state import in_several_processes
 from quant_gru.whole_models.selection import ModelConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Metric = Callable[[torch.nn.Module], Any]
 _FORMAT = "quant-gru sensitivity 1"
@@ -103,6 +107,22 @@ class Sensitivity:
         if self.warning:
             lines.append(f"<p>{html.escape(self.warning)}</p>")
         return "\n".join(lines)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draw the decibels as a heat map; needs matplotlib, the extra `viz`.
+
+        Args:
+            path: File to write; its suffix decides the format, such as .pdf. None to write none.
+
+        Returns:
+            The matplotlib figure, to change or to show.
+
+        Raises:
+            QuantGRUError: matplotlib is missing, or the file cannot be written.
+        """
+        rows = self._by_place()
+        dB = [[costs[bits].sqnr for bits in self.widths] for costs in rows.values()]
+        return heat_figure(list(map(str, rows)), self._titles()[1:], dB, path)
 
     def to_json(self) -> str:
         """Return all figures as JSON; decibels that are not finite are text."""

@@ -17,6 +17,7 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.integer.qparams import PRE_ACTIVATION, QParams
 from quant_gru.modules.adjust import Change, adjust
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.whole_models.observed import scales_kept
 
 
 @dataclass(frozen=True)
@@ -75,47 +76,38 @@ def shares(
             )
         return sum(float((a - b).square().sum()) for a, b in zip(real, found, strict=True))
 
-    before = {
-        name: (gru._state, gru._log2_scales, gru.use_quantization) for name, gru in grus.items()
-    }
     models = [model] if reference is None else [model, reference]
-    try:
-        with eval_mode(*models), torch.no_grad():
-            for gru in grus.values():
-                gru._follow_logarithms()
-                gru._state, gru._log2_scales = gru._state.copy(), []
-                gru.use_quantization = True
-            quantized = outputs(model)
-            places = _places(grus)
-            bases = sorted({base_for(bits) for bits in places.values()} | {BASE})
-            wide = {base: {name: _wide(gru, base) for name, gru in grus.items()} for base in bases}
-            for gru in grus.values():
-                gru.use_quantization = False
-            own = outputs(model)
-            for gru in grus.values():
-                gru.use_quantization = True
-            least = {}
-            for base in bases:
-                _set(grus, wide[base])
-                least[base] = difference(own, outputs(model))
-            noises = {}
-            originals = {name: state.scales for name, (state, *_) in before.items()}
-            for place, bits in with_progress(places.items(), "measuring", progress):
-                base = base_for(bits)
-                cells = {name: [list(row) for row in rows] for name, rows in wide[base].items()}
-                row = cells[place.module][place.layer]
-                direction = int(place.reverse)
-                original = originals[place.module]
-                assert original is not None
-                row[direction] = _with(row[direction], original[place.layer][direction], place)
-                _set(grus, cells)
-                found = difference(own, outputs(model))
-                noises[place] = max(found - least[base], 0.0)
-            real = own if reference is None else outputs(reference)
-    finally:
-        for name, (state, logarithms, on) in before.items():
-            grus[name]._state, grus[name]._log2_scales = state, logarithms
-            grus[name].use_quantization = on
+    with scales_kept(grus), eval_mode(*models), torch.no_grad():
+        originals = {name: gru._state.scales for name, gru in grus.items()}
+        for gru in grus.values():
+            gru._state, gru._log2_scales = gru._state.copy(), []
+            gru.use_quantization = True
+        quantized = outputs(model)
+        places = _places(grus)
+        bases = sorted({base_for(bits) for bits in places.values()} | {BASE})
+        wide = {base: {name: _wide(gru, base) for name, gru in grus.items()} for base in bases}
+        for gru in grus.values():
+            gru.use_quantization = False
+        own = outputs(model)
+        for gru in grus.values():
+            gru.use_quantization = True
+        least = {}
+        for base in bases:
+            _set(grus, wide[base])
+            least[base] = difference(own, outputs(model))
+        noises = {}
+        for place, bits in with_progress(places.items(), "measuring", progress):
+            base = base_for(bits)
+            cells = {name: [list(row) for row in rows] for name, rows in wide[base].items()}
+            row = cells[place.module][place.layer]
+            direction = int(place.reverse)
+            original = originals[place.module]
+            assert original is not None
+            row[direction] = _with(row[direction], original[place.layer][direction], place)
+            _set(grus, cells)
+            found = difference(own, outputs(model))
+            noises[place] = max(found - least[base], 0.0)
+        real = own if reference is None else outputs(reference)
     signal = sum(float(each.square().sum()) for each in real)
     return Shares(signal, difference(real, quantized), noises)
 

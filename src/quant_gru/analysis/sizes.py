@@ -9,10 +9,11 @@ from quant_gru.config import QuantConfig
 from quant_gru.integer.quantizer import code_limits, container_dtype
 from quant_gru.integer.tables import Table
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.parameters.columns import packed_size
 from quant_gru.parameters.document import bytes_of_table
 
-# Widths of which several codes share a byte.
-_SHARED = (1, 2, 4)
+# Widths of which several codes share a byte in C source -> the bits that a code takes there.
+_SHARED = {1: 1, 2: 2, 3: 4, 4: 4}
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,10 @@ class Sizes:
     """What GRUs take on a target.
 
     Attributes:
-        flash: Bytes of weights, biases and tables. Codes of 1, 2 and 4 bits share bytes.
+        flash: Bytes of weights, biases and tables. Codes of up to 4 bits share bytes, as in C
+            source: those of 3 bits take 4.
+        packed: The same where codes of any width share bytes without gaps, as in the file of a
+            frozen GRU.
         state: Bytes of the states of one sequence.
         activations: Bytes of all codes of one step of one sequence, states included.
         numbers: Weights and biases.
@@ -28,6 +32,7 @@ class Sizes:
     """
 
     flash: int = 0
+    packed: int = 0
     state: int = 0
     activations: int = 0
     numbers: int = 0
@@ -44,9 +49,9 @@ class Sizes:
 
 
 def code_bytes(count: int, bits: int) -> int:
-    """Return the bytes of `count` codes: those of 1, 2 and 4 bits share bytes, others do not."""
+    """Return the bytes of `count` codes: those of up to 4 bits share bytes, others do not."""
     if bits in _SHARED:
-        return -(-count * bits // 8)
+        return packed_size(count, _SHARED[bits])
     return count * container_dtype(*code_limits(bits, True)).itemsize
 
 
@@ -75,8 +80,15 @@ def operator_sizes(name: str, count: int, bits: int) -> Sizes:
     """
     size = code_bytes(count, bits)
     if name.startswith("weight."):
-        return Sizes(flash=size, numbers=count, bits=count * bits)
+        packed = packed_size(count, bits)
+        return Sizes(flash=size, packed=packed, numbers=count, bits=count * bits)
     return Sizes(state=size if name == "output.h" else 0, activations=size)
+
+
+def table_sizes(table: Table) -> Sizes:
+    """Return what a table takes: as much in C source as in a file."""
+    size = bytes_of_table(table)
+    return Sizes(flash=size, packed=size)
 
 
 def cell_sizes(
@@ -90,7 +102,7 @@ def cell_sizes(
         config: Its widths.
         tables: Its tables.
     """
-    found = Sizes(flash=sum(map(bytes_of_table, tables.values())))
+    found = sum(map(table_sizes, tables.values()), Sizes())
     for name, count in counts(gru, layer).items():
         bits = config[name].bitwidth
         if bits is not None:

@@ -1,8 +1,7 @@
-"""Tables of results as text and in HTML."""
+"""Tables of results as text."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 Rows = Sequence[Sequence[str]]
@@ -18,16 +17,6 @@ def text_table(titles: Sequence[str], rows: Rows) -> str:
         ).rstrip()
         for row in (titles, *rows)
     )
-
-
-def html_table(titles: Sequence[str], rows: Rows) -> str:
-    """Return the table in HTML."""
-
-    def line(tag: str, row: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(each)}</{tag}>" for each in row) + "</tr>"
-
-    body = "".join(line("td", row) for row in rows)
-    return f"<table><thead>{line('th', titles)}</thead><tbody>{body}</tbody></table>"
 
 
 def percent(share: float | None) -> str:

@@ -61,6 +61,10 @@ def tune(
     flash: Annotated[
         int | None, typer.Option(metavar="BYTES", help="Most bytes of weights and tables.")
     ] = None,
+    packed: Annotated[
+        int | None,
+        typer.Option(metavar="BYTES", help="The same, weights of any width without gaps."),
+    ] = None,
     state: Annotated[
         int | None, typer.Option(metavar="BYTES", help="Most bytes of the states of a sequence.")
     ] = None,
@@ -104,6 +108,7 @@ def tune(
 
         limits = {
             "flash": flash,
+            "packed": packed,
             "state": state,
             "activations": activations,
             "bits": bits,

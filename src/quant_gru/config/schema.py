@@ -33,7 +33,7 @@ from quant_gru.config.settings import (
     SectionComments,
     plain_operators,
 )
-from quant_gru.config.shown import Settings, html_table, shortest_calls
+from quant_gru.config.shown import Settings, settings_table, shortest_calls
 from quant_gru.config.translate import GLOBALS, as_document, as_fields, entry_of, notes_on, texts
 from quant_gru.errors import ConfigError
 
@@ -140,7 +140,7 @@ class QuantConfig(Public, Section):
 
     def _repr_html_(self) -> str:
         """Return a table of all operators, for notebooks."""
-        return html_table(self._settings())
+        return settings_table(self._settings())
 
     def _settings(self) -> Settings:
         texts = {"description", "comment"}

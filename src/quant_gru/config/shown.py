@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Fields = Mapping[str, Any]
@@ -51,7 +51,17 @@ def _arguments(fields: Fields) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
-def html_table(settings: Settings) -> str:
+def html_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in HTML."""
+
+    def line(tag: str, row: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(each)}</{tag}>" for each in row) + "</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', titles)}</thead><tbody>{body}</tbody></table>"
+
+
+def settings_table(settings: Settings) -> str:
     """Return all operators as a table in HTML, below the settings that hold for all."""
     titles = ("operator", "bits", "codes", "zero point", "scales")
     rows = []
@@ -68,11 +78,5 @@ def html_table(settings: Settings) -> str:
                 f"one per {fields['granularity']}" if fields["granularity"] else "one",
             )
         )
-    head = "".join(f"<th>{each}</th>" for each in titles)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return (
-        f"<p><code>{html.escape(_arguments(settings.shared))}</code></p>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    shared = html.escape(_arguments(settings.shared))
+    return f"<p><code>{shared}</code></p>{html_table(titles, rows)}"

@@ -1,4 +1,4 @@
-"""A model in float mode, whose GRUs are observed."""
+"""A model whose GRUs are observed in float mode, or tried with other scales."""
 
 from __future__ import annotations
 
@@ -40,3 +40,22 @@ def observed_in_float(
             handle.remove()
         for gru, on in quantized:
             gru.use_quantization = on
+
+
+@contextmanager
+def scales_kept(grus: Mapping[str, QuantGRU]) -> Iterator[None]:
+    """Restore scales, learned ones too, and `use_quantization` of GRUs, also after errors.
+
+    A block that changes scales first gives a GRU a copy of its state.
+
+    Args:
+        grus: Name -> a calibrated GRU.
+    """
+    before = [(gru, gru._state, gru._log2_scales, gru.use_quantization) for gru in grus.values()]
+    try:
+        for gru in grus.values():
+            gru._follow_logarithms()
+        yield
+    finally:
+        for gru, state, logarithms, on in before:
+            gru._state, gru._log2_scales, gru.use_quantization = state, logarithms, on

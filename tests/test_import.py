@@ -133,3 +133,10 @@ except ImportError as error:
     message = fresh(code)
     assert "Expected the compiled module quant_gru.kernels._native, got" in message
     assert "--force-reinstall" in message
+
+
+def test_dir_shows_public_names_only():
+    import actnn
+
+    for module in (quant_gru, actnn, actnn.ops):
+        assert dir(module) == sorted(module.__all__)

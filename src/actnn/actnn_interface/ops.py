@@ -12,6 +12,8 @@ from actnn.actnn_interface.config import config
 from actnn.actnn_interface.schemes import QScheme
 from actnn.errors import ActNNError
 
+__all__ = ["dequantize_activation", "quantize_activation", "quantize_and_pack"]
+
 # (codes, bits, scale of each group, minimum of each group)
 Quantized = tuple[codec.Codes, int | Tensor, Tensor, Tensor]
 
@@ -96,3 +98,7 @@ def dequantize_activation(quantized: Quantized, q_input_shape: torch.Size) -> Te
     if codes.data.device != scale.device:
         codes.data = codes.data.to(scale.device, non_blocking=True)
     return codec.decode(codes)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actnn.codec.arguments import check_group
-from actnn.errors import ActNNError
+from actnn.errors import ActNNError, ActNNWarning
 from actnn.saving import _native
 from actnn.saving.active import ACTIVE, leave_checkpoints
 from actnn.saving.compiled import GraphHooks
@@ -29,6 +31,20 @@ from actnn.saving.step import Step
 from actnn.saving.uncompiled import uncompiled
 
 MIN_BYTES = 1 << 16  # below this, the launches of a codec cost more than the memory is worth
+NEEDED = (2, 8)  # PyTorch, whose compiler and checkpoints know hooks of saved tensors
+
+
+@cache
+def warn_of_older(version: str) -> None:
+    """Warn once if this version of PyTorch misses what some ways of training need."""
+    if tuple(map(int, version.split(".")[:2])) < NEEDED:
+        warnings.warn(
+            f"Expected PyTorch {NEEDED[0]}.{NEEDED[1]} or newer, got {version}: under "
+            "torch.compile and torch.export, and inside checkpoints, tensors may not be "
+            "compressed, or dropout may differ; eager training without checkpoints is complete",
+            ActNNWarning,
+            stacklevel=4,
+        )
 
 
 def _check_paths(model: nn.Module, choices: Mapping[str | tuple[str, int], Choice]) -> None:
@@ -87,6 +103,7 @@ class Saving:
         swap: bool = False,
         model: nn.Module | None = None,
     ) -> None:
+        warn_of_older(torch.__version__)
         check_group(group)
         if not isinstance(min_bytes, int) or min_bytes < 0:
             raise ActNNError(

@@ -306,7 +306,8 @@ class FrozenQuantGRU(torch.nn.Module):
             normalize = partial(self._normalize, input, hx)
             return call.record(self, input, hx, normalize, self.shape, data.dtype)
         settings = Settings(bidirectional=self.shape.bidirectional)
-        sequence, text = self._normalize(input, hx), self.get_buffer(_DOCUMENT)
+        # the export of PyTorch 2.6 reads attributes and no `get_buffer`
+        sequence, text = self._normalize(input, hx), getattr(self, _DOCUMENT)
         return call.run_as_operator(sequence, self._integers(), text, settings, data.dtype)
 
     def forward_integer(
@@ -335,12 +336,12 @@ class FrozenQuantGRU(torch.nn.Module):
         }
 
     def _normalize(self, input: Tensor | PackedSequence, hx: Tensor | None) -> Sequence:
-        like = self.get_buffer(key_of("W", 0, 0))
+        like: Tensor = getattr(self, key_of("W", 0, 0))
         return normalize(input, hx, self.shape, self.batch_first, like, torch.float32)
 
     def _integers(self) -> list[Tensor]:
         return [
-            self.get_buffer(key_of(name, layer, direction))
+            getattr(self, key_of(name, layer, direction))
             for layer in range(self.shape.num_layers)
             for direction in range(self.shape.directions)
             for name in BUFFERS

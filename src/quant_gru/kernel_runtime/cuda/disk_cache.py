@@ -66,7 +66,8 @@ class DiskCache:
             return Path(chosen)
         base = os.environ.get("XDG_CACHE_HOME", "")
         try:
-            # a relative path is to be ignored, as the specification of these folders says
+            # The rule of C++, which shares the folder, on every system: so platformdirs is no help.
+            # A relative path is to be ignored, as the specification of these folders says.
             return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / self.name
         except RuntimeError as error:
             raise KernelError(

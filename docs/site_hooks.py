@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
-NOTEBOOKS = ("docs/notebooks", "examples/notebooks")
+NOTEBOOKS = "docs/notebooks"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`", re.M | re.S)
 
@@ -39,12 +39,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in PAGES:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     for path in notebooks():
-        stored = (
-            files.get_file_from_path(str(path.relative_to(ROOT / "docs")))
-            if in_docs(path)
-            else None
-        )
-        if stored:
+        stored = files.get_file_from_path(str(path.relative_to(ROOT / "docs")))
+        if stored is not None:
             files.remove(stored)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=as_page(path)))
     for page in files.documentation_pages():
@@ -101,10 +97,7 @@ def in_docs(path: Path) -> bool:
 
 def notebooks() -> list[Path]:
     """Return all notebooks in the order of their names."""
-    return sorted(
-        (path for at in NOTEBOOKS for path in (ROOT / at).glob("*.ipynb")),
-        key=lambda path: path.name,
-    )
+    return sorted((ROOT / NOTEBOOKS).glob("*.ipynb"))
 
 
 def as_page(path: Path) -> str:

@@ -38,7 +38,7 @@ def picture() -> str:
     parts.append(
         box(206, middle - 44, 150, 88, "blue", "QuantGRU", "calibrate_model", "17 operators")
     )
-    parts.append(text(206, middle + 64, "choose bits: allocate_bits", "place"))
+    parts.append(text(206, middle + 64, "bits: allocate_bits", "place"))
     parts.append(text(206, middle + 82, "train: as any module", "place"))
     for index, (colour, what, call, whom) in enumerate(TARGETS):
         y = 40 + step * index

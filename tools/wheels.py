@@ -112,9 +112,11 @@ def main() -> None:
     for processor in options.processor:
         for version in options.python:
             wheel = build(version, processor, work)
-            platform = f"manylinux_{GLIBC.replace('.', '_')}_{processor}"
-            repair = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, "-w"]
-            subprocess.run([*repair, str(options.output), str(wheel)], env=TOOLS_FIRST, check=True)
+            repair = [sys.executable, "-m", "auditwheel", "repair", "-w", str(options.output)]
+            subprocess.run([*repair, str(wheel)], env=TOOLS_FIRST, check=True)
+            tag = f"manylinux_{GLIBC.replace('.', '_')}_{processor}"
+            if not any(options.output.glob(f"{wheel.name.partition('-linux_')[0]}-*{tag}*.whl")):
+                sys.exit(f"Expected auditwheel to find {tag}, got the tags above")
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ PYTORCH := https://download.pytorch.org/whl/cpu
 define install
 	@if [ "$$(uname -sm)" = "Linux x86_64" ] && ! nvidia-smi > /dev/null 2>&1 && ! $(BIN)/python -c "import torch" 2> /dev/null && \
 		! $(PIP) config list | grep -qE "index-url|find-links|no-index"; then \
-		$(PIP) install --retries 0 --timeout 20 -c constraints.txt torch --index-url $(PYTORCH) | grep --line-buffered "Downloading" || \
-		echo "== Expected PyTorch's CPU build at $(PYTORCH), got nothing; the default build is installed"; \
+		$(PIP) install --retries 0 --timeout 20 -c constraints.txt torch --index-url $(PYTORCH) || \
+		echo "== Expected PyTorch's CPU build at $(PYTORCH), got the errors above; the default build is installed"; \
 	fi
 	@$(PIP) install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
 	@rm -f $(VENV)/.failed; { $(PIP) install --verbose -c constraints.txt --no-build-isolation -C cmake.define.QUANT_GRU_INSTRUCTION_SETS=$2 -e '.[$1]' \

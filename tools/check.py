@@ -1,7 +1,7 @@
 """Says whether an installation is good: python tools/check.py runs 300 tests, in under a minute.
 
 They test the packages that this Python imports, an installed wheel or a source tree: every executor
-of this processor against the definition, files, streams, and the codec of actnn. They need pytest,
+of this processor against the definition, streams, and the codec of actnn. They need pytest,
 pytest-xdist and hypothesis (the extra `check`).
 """
 
@@ -18,7 +18,6 @@ TESTS = (
     "gru/test_stream.py",
     "gru/test_custom_gru.py",
     "kernels/test_native_stack.py",
-    "interchange/test_frozen_file.py",
     "actnn/codec/test_codec_executors.py",
 )
 

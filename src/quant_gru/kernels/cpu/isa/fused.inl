@@ -314,7 +314,8 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     // A step projects its own input if steps are processed one at a time with separate plane sums.
     const bool projects =
         Sums<typename V::Lane, P>::kApart && p.W.planes == P && ahead == 1 && rows > 1;
-    const int rule = V::kEven ? QG_HALF_EVEN : p.rule;
+    int rule = QG_HALF_EVEN;
+    if constexpr (!V::kEven) rule = V::Lane::kNeedsDirection ? p.rule : rule;
     auto project_steps = [&](int steps, int first, int end, float *to) {
         const Direction direction(rule);
         if (p.W.planes == 1 || kMaxPlanes == 1)
@@ -403,14 +404,19 @@ bool run_planes(const FusedPlan &p, const Job &job) {
 
 bool run_ruled(const FusedPlan &p, const Job &job) {
     if (p.in_float) {
-        const bool is_signed = p.rule == QG_HALF_AWAY || p.rule == QG_DOUBLE;
-        return is_signed ? run_lanes<typename RuledOf<WideFloats, true>::type, 1>(p, job)
-                         : run_lanes<typename RuledOf<WideFloats, false>::type, 1>(p, job);
+        if (p.rule == QG_HALF_AWAY)
+            return run_lanes<typename RuledOf<WideFloats, Same::magnitude, Toward::zero>::type, 1>(
+                p, job);
+        if (p.rule == QG_DOUBLE)
+            return run_lanes<typename RuledOf<WideFloats, Same::sign, Toward::down>::type, 1>(p,
+                                                                                              job);
+        return run_lanes<typename RuledOf<WideFloats, Same::all, Toward::down>::type, 1>(p, job);
     }
 #if defined(QG_POWERS)
-    if (p.powers) return run_planes<typename RuledOf<WidePowers, true>::type>(p, job);
+    if (p.powers)
+        return run_planes<typename RuledOf<WidePowers, Same::sign, Toward::current>::type>(p, job);
 #endif
-    return run_planes<Ruled<Doubles, true>>(p, job);
+    return run_planes<AnyRule<Doubles>>(p, job);
 }
 
 bool run_packed(const FusedPlan &p, const Job &job) {

@@ -296,6 +296,5 @@ void run_fused_derivatives(const FusedPlan &p, const DerivativesJob &job) {
     using Single = typename WideFloats::Lane;
     if (p.rule == QG_HALF_EVEN)
         return p.in_float ? derivatives_of<Single>(p, job) : derivatives_of<Doubles>(p, job);
-    p.in_float ? derivatives_of<Ruled<Single, true>>(p, job)
-               : derivatives_of<Ruled<Doubles, true>>(p, job);
+    p.in_float ? derivatives_of<AnyRule<Single>>(p, job) : derivatives_of<AnyRule<Doubles>>(p, job);
 }

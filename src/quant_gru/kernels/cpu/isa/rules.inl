@@ -4,9 +4,10 @@
 // The processor rounds downward or toward zero while such lanes compute (`Direction`). A number
 // plus the addend of the rule, rounded in that direction to a lane and then to an integer, is
 // rounded once. Everything else that lanes compute is exact. Lanes have
-//   to_integer(a)           the next integer in the direction of the processor,
-//   product_to_integer(a, m, c)
-//                           the same of a * m + c,
+//   sum_to_integer<toward>(a, c), product_to_integer<toward>(a, m, c)
+//                           a + c and a * m + c, rounded in the direction of the processor, or in
+//                           the given one if kDirects says that instructions can,
+//   with_sign(a, c)         c, which is not negative, with the sign of a,
 //   by_sign(a, positive, negative)
 //                           `negative` where a < 0, else `positive`; either one for 0,
 //   power_of(m)             the largest power of two up to m; 0 for 0.
@@ -69,11 +70,17 @@ inline Addends addends_of(int rule, int k, int first) {
     return {0.5 + more, 0.5 - more};
 }
 
-// B with a rule. kSigned: the addends of negative numbers may differ from those of others.
-template <class B, bool kSigned>
+// Which numbers have the same addend: all, those of a magnitude but for its sign, or those of a
+// sign.
+enum class Same { all, magnitude, sign };
+
+// B with a rule.
+template <class B, Same kSame, Toward kToward>
 struct Ruled : B {
     using Lane = Ruled;
     static constexpr bool kScales = false, kEven = false;
+    // whether the processor has to round in the direction of the rule
+    static constexpr bool kNeedsDirection = !B::kDirects || kToward == Toward::current;
 
     // The addends of matrix products. With QG_DOUBLE they depend on the multiplier of a channel.
     struct Channels {
@@ -89,22 +96,24 @@ struct Ruled : B {
     Ruled(const B &b) : B(b) {}
 
     QG_INLINE static B addend(const B &a, const B &positive, const B &negative) {
-        if constexpr (kSigned)
+        if constexpr (kSame == Same::sign)
             return B::by_sign(a, positive, negative);
+        else if constexpr (kSame == Same::magnitude)
+            return B::with_sign(a, positive);
         else
             return positive;
     }
     // The integer of an exact sum.
     QG_INLINE static Ruled whole(const Ruled &a, const Ruled &positive, const Ruled &negative) {
-        return B::to_integer(B::add(a, addend(a, positive, negative)));
+        return B::template sum_to_integer<kToward>(a, addend(a, positive, negative));
     }
     // a * m, rounded once. The sign of `a` is that of the product.
     QG_INLINE static Ruled product(const Ruled &a, const Ruled &m, const Ruled &positive,
                                    const Ruled &negative) {
-        return B::product_to_integer(a, m, addend(a, positive, negative));
+        return B::template product_to_integer<kToward>(a, m, addend(a, positive, negative));
     }
     QG_INLINE static Ruled channels(const Ruled &a, const Ruled &m, const Channels &by) {
-        if constexpr (kSigned) {
+        if constexpr (kSame == Same::sign) {
             if (by.twice) {
                 // multipliers are below 1/2; see `Layer`
                 const B more = B::power_of(m);
@@ -118,9 +127,9 @@ struct Ruled : B {
 #if defined(QG_POWERS)
 // Lanes of `Powers` with a rule.
 template <>
-struct Ruled<Powers, true> : Powers {
+struct Ruled<Powers, Same::sign, Toward::current> : Powers {
     using Lane = Ruled;
-    static constexpr bool kScales = false, kEven = false;
+    static constexpr bool kScales = false, kEven = false, kNeedsDirection = true;
 
     // The addends of sums that are integers, besides half of 2^s.
     using Channels = Addend;
@@ -130,12 +139,13 @@ struct Ruled<Powers, true> : Powers {
     Ruled(const Floats &b) : Powers(b) {}
 
     QG_INLINE static Ruled whole(const Ruled &a, const Ruled &positive, const Ruled &negative) {
-        return Ruled(to_integer(add(a, by_sign(a, positive, negative))));
+        return Ruled(sum_to_integer<Toward::current>(a, by_sign(a, positive, negative)));
     }
     // a * b, rounded once; both may be negative.
     QG_INLINE static Ruled product(const Ruled &a, const Ruled &b, const Ruled &positive,
                                    const Ruled &negative) {
-        return Ruled(product_to_integer(a, b, by_sign(both_signs(a, b), positive, negative)));
+        return Ruled(product_to_integer<Toward::current>(
+            a, b, by_sign(both_signs(a, b), positive, negative)));
     }
     QG_INLINE static Ruled channels(const Ruled &sums, const Rounding &m, const Channels &by) {
         return Ruled(shifted(sums, m, by));
@@ -143,20 +153,24 @@ struct Ruled<Powers, true> : Powers {
 };
 #endif
 
+// Lanes for all rules.
+template <class B>
+using AnyRule = Ruled<B, Same::sign, Toward::current>;
+
 // The lanes of a rule for those of ties to even.
-template <class Wide, bool kSigned>
+template <class Wide, Same kSame, Toward kToward>
 struct RuledOf {
-    using type = Ruled<Wide, kSigned>;
+    using type = Ruled<Wide, kSame, kToward>;
 };
 #if defined(QG_FOUR)
-template <bool kSigned>
-struct RuledOf<Floats4, kSigned> {
-    using type = FourOf<Ruled<Floats, kSigned>>;
+template <Same kSame, Toward kToward>
+struct RuledOf<Floats4, kSame, kToward> {
+    using type = FourOf<Ruled<Floats, kSame, kToward>>;
 };
 #endif
 #if defined(QG_FOUR_POWERS)
 template <>
-struct RuledOf<WidePowers, true> {
-    using type = FourPowers<Ruled<Powers, true>>;
+struct RuledOf<WidePowers, Same::sign, Toward::current> {
+    using type = FourPowers<AnyRule<Powers>>;
 };
 #endif

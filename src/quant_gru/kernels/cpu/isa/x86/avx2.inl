@@ -38,7 +38,7 @@ struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false, kEven = true;
+    static constexpr bool kScales = true, kPowers = false, kEven = true, kDirects = false;
     static constexpr double kMagic = kRound;
     __m256 v;
 
@@ -78,11 +78,20 @@ struct Floats {
         return {_mm256_and_ps(both, _mm256_set1_ps(1.f))};
     }
     // the rest: see rules.inl
+    template <Toward>
     static Floats to_integer(Floats a) {
         return {_mm256_round_ps(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
+    template <Toward kToward>
+    static Floats sum_to_integer(Floats a, Floats c) {
+        return to_integer<kToward>(add(a, c));
+    }
+    template <Toward kToward>
     static Floats product_to_integer(Floats a, Floats m, Floats c) {
-        return to_integer({_mm256_fmadd_ps(a.v, m.v, c.v)});
+        return to_integer<kToward>({_mm256_fmadd_ps(a.v, m.v, c.v)});
+    }
+    static Floats with_sign(Floats a, Floats c) {
+        return {_mm256_or_ps(_mm256_and_ps(a.v, _mm256_set1_ps(-0.f)), c.v)};
     }
     static Floats by_sign(Floats a, Floats positive, Floats negative) {
         return {_mm256_blendv_ps(positive.v, negative.v, a.v)};
@@ -237,7 +246,7 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false, kEven = true;
+    static constexpr bool kScales = true, kPowers = false, kEven = true, kDirects = false;
     static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
     __m256d a, b;
 
@@ -285,12 +294,18 @@ struct Doubles {
     static Doubles inside(const Doubles &x, const Doubles &lo, const Doubles &hi) {
         return {inside(x.a, lo.a, hi.a), inside(x.b, lo.b, hi.b)};
     }
+    template <Toward>
     static Doubles to_integer(const Doubles &x) {
         constexpr int mode = _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC;
         return {_mm256_round_pd(x.a, mode), _mm256_round_pd(x.b, mode)};
     }
+    template <Toward kToward>
+    static Doubles sum_to_integer(const Doubles &a, const Doubles &c) {
+        return to_integer<kToward>(add(a, c));
+    }
+    template <Toward kToward>
     static Doubles product_to_integer(const Doubles &x, const Doubles &m, const Doubles &c) {
-        return to_integer(multiply_add(x, m, c));
+        return to_integer<kToward>(multiply_add(x, m, c));
     }
     static Doubles by_sign(const Doubles &x, const Doubles &positive, const Doubles &negative) {
         return {_mm256_blendv_pd(positive.a, negative.a, x.a),

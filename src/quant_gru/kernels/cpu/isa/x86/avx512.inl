@@ -113,11 +113,18 @@ inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x
     return nan != 0;
 }
 
+// The direction as an operand of instructions; that of the processor is one, too.
+constexpr int mode_of(Toward toward) {
+    return toward == Toward::current ? _MM_FROUND_CUR_DIRECTION
+           : toward == Toward::zero  ? _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC
+                                     : _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+}
+
 struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 16, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false, kEven = true;
+    static constexpr bool kScales = true, kPowers = false, kEven = true, kDirects = true;
     static constexpr double kMagic = kRound;
     __m512 v;
 
@@ -155,11 +162,23 @@ struct Floats {
                                     _mm512_set1_ps(1.f))};
     }
     // the rest: see rules.inl
+    template <Toward kToward>
     static Floats to_integer(Floats a) {
-        return {_mm512_roundscale_ps(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
+        return {_mm512_roundscale_ps(a.v, mode_of(kToward))};
     }
+    template <Toward kToward>
+    static Floats sum_to_integer(Floats a, Floats c) {
+        return to_integer<kToward>({_mm512_add_round_ps(a.v, c.v, mode_of(kToward))});
+    }
+    template <Toward kToward>
     static Floats product_to_integer(Floats a, Floats m, Floats c) {
-        return to_integer({_mm512_fmadd_ps(a.v, m.v, c.v)});
+        return to_integer<kToward>({_mm512_fmadd_round_ps(a.v, m.v, c.v, mode_of(kToward))});
+    }
+    static Floats with_sign(Floats a, Floats c) {
+        // (a & sign) | c
+        return {_mm512_castsi512_ps(_mm512_ternarylogic_epi64(
+            _mm512_castps_si512(a.v), _mm512_castps_si512(_mm512_set1_ps(-0.f)),
+            _mm512_castps_si512(c.v), 0xea))};
     }
     static Floats by_sign(Floats a, Floats positive, Floats negative) {
         const __mmask16 below = _mm512_movepi32_mask(_mm512_castps_si512(a.v));
@@ -380,7 +399,7 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false, kEven = true;
+    static constexpr bool kScales = true, kPowers = false, kEven = true, kDirects = true;
     static constexpr double kMagic = 6755399441055744.;
     __m512d v;
 
@@ -415,11 +434,17 @@ struct Doubles {
         return {_mm512_maskz_mov_pd(_mm512_mask_cmp_pd_mask(above, a.v, hi.v, _CMP_LE_OQ),
                                     _mm512_set1_pd(1.))};
     }
+    template <Toward>
     static Doubles to_integer(Doubles a) {
         return {_mm512_roundscale_pd(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
+    template <Toward kToward>
+    static Doubles sum_to_integer(Doubles a, Doubles c) {
+        return to_integer<kToward>(add(a, c));
+    }
+    template <Toward kToward>
     static Doubles product_to_integer(Doubles a, Doubles m, Doubles c) {
-        return to_integer({_mm512_fmadd_pd(a.v, m.v, c.v)});
+        return to_integer<kToward>({_mm512_fmadd_pd(a.v, m.v, c.v)});
     }
     static Doubles by_sign(Doubles a, Doubles positive, Doubles negative) {
         const __mmask8 below = _mm512_movepi64_mask(_mm512_castpd_si512(a.v));

@@ -57,9 +57,10 @@ namespace quant_gru {
 namespace {
 constexpr float kRound = 12582912.f;
 using OperandByte = int16_t;
+#include "cpu/isa/rules.inl"
+// This file uses rules.inl.
 #include "cpu/isa/gates.inl"
 #include "cpu/isa/lanes.inl"
-#include "cpu/isa/rules.inl"
 }  // namespace
 }  // namespace quant_gru
 

@@ -51,6 +51,10 @@ void run(int form, long n, const double *a, const double *b, const double *m, do
 
 #else
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "cpu/core/plan.hpp"
 
 namespace quant_gru {

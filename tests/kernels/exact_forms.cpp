@@ -51,15 +51,20 @@ void run(int form, long n, const double *a, const double *b, const double *m, do
 
 #else
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "cpu/core/plan.hpp"
 
 namespace quant_gru {
 namespace {
 constexpr float kRound = 12582912.f;
 using OperandByte = int16_t;
+#include "cpu/isa/rules.inl"
+// This file uses rules.inl.
 #include "cpu/isa/gates.inl"
 #include "cpu/isa/lanes.inl"
-#include "cpu/isa/rules.inl"
 }  // namespace
 }  // namespace quant_gru
 

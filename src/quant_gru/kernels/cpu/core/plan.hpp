@@ -23,6 +23,9 @@
 
 namespace quant_gru {
 
+// A direction of rounding; `current` is that of the processor.
+enum class Toward { current, down, zero };
+
 enum class Container : int { i8, u8, i16, i32, i64 };
 
 inline int container_bytes(Container container) {

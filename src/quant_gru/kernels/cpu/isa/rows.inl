@@ -4,9 +4,6 @@
 constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer, half-even
 constexpr int32_t kRoundBits = 0x4b400000;
 
-// A direction of rounding; `current` is that of the processor.
-enum class Toward { current, down, zero };
-
 template <class T>
 inline T limit(T v, T lo, T hi) {
     v = v < lo ? lo : v;

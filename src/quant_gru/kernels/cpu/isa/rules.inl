@@ -12,10 +12,6 @@
 //                           `negative` where a < 0, else `positive`; either one for 0,
 //   power_of(m)             the largest power of two up to m; 0 for 0.
 
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
-
 // The direction in which the processor rounds during a scope. Only functions that are not inlined
 // compute in the scope, because the compiler knows nothing of directions.
 class Direction {

@@ -5,6 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "kernel_runtime/native/processor.hpp"
+
 namespace actnn {
 namespace {
 
@@ -12,7 +14,7 @@ constexpr int64_t kWorth = 1 << 17;  // elements that pay for a thread
 
 const Variant &variant() {
 #if defined(__x86_64__) || defined(_M_X64)
-    static const bool fast = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    static const bool fast = kernel_runtime::has_avx2();
     if (fast && !only_portable) return avx2;
 #endif
     return portable;

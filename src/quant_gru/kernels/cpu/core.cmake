@@ -49,7 +49,7 @@ function(add_quant_gru_core target kind)
   endif()
   list(TRANSFORM core APPEND .cpp)
   add_library(${target} ${kind} ${core})
-  target_include_directories(${target} PUBLIC ${QUANT_GRU_KERNELS})
+  target_include_directories(${target} PUBLIC ${QUANT_GRU_KERNELS} PRIVATE ${QUANT_GRU_KERNELS}/..)
   target_link_libraries(${target} PUBLIC Threads::Threads)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
                                              VISIBILITY_INLINES_HIDDEN ON)

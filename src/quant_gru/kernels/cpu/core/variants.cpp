@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #if defined(QG_X86)
-#include <cpuid.h>
+#include "kernel_runtime/native/processor.hpp"
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -25,27 +25,19 @@ namespace {
 [[maybe_unused]] bool always() { return true; }
 
 #if defined(QG_X86)
-[[maybe_unused]] bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
+using kernel_runtime::bit;
+using kernel_runtime::has_avx2;
+using kernel_runtime::has_avx512_vnni;
+using kernel_runtime::Leaf;
 
-[[maybe_unused]] bool has_avx512_vnni() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-}
-
-[[maybe_unused]] bool has_avx512_vbmi() {
-    return has_avx512_vnni() && __builtin_cpu_supports("avx512vbmi");
-}
+[[maybe_unused]] bool has_avx512_vbmi() { return has_avx512_vnni() && bit(Leaf(7).c, 1); }
 
 [[maybe_unused]] bool has_amx_int8() {
 #if defined(QG_EMULATED_TILES)
     return has_avx512_vbmi();
 #elif defined(__linux__)
-    unsigned a, b, c, d;
-    if (!has_avx512_vbmi() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    if ((d >> 24 & 3) != 3) return false;  // tiles, and their 8-bit products
+    const Leaf leaf(7);
+    if (!has_avx512_vbmi() || !bit(leaf.d, 24) || !bit(leaf.d, 25)) return false;
     // The operating system enables the tile registers of a process on request.
     constexpr long kRequest = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
@@ -55,10 +47,7 @@ namespace {
 }
 
 [[maybe_unused]] bool has_avx_vnni() {
-    // Some compilers do not know the name "avxvnni", so the bit is read directly.
-    unsigned a, b, c, d;
-    return has_avx2() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
-           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) != 0;
+    return has_avx2() && Leaf(7).a >= 1 && bit(Leaf(7, 1).a, 4);
 }
 #endif
 

@@ -32,9 +32,12 @@ def test_links_of_the_description_hold_everywhere(address: str | None) -> None:
     text = dynamic_metadata("readme", {}, project)["text"]
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert all(link.startswith(("https://", "#")) for link in links)
-    linked = f"[Installing]({address}/blob/main/docs/install.md)"
+    linked = f"[installing]({address}/blob/main/docs/install.md)"
     assert (linked in text) is (address is not None)
-    assert "Installing" in text
+    assert "installing" in text
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert all(picture.startswith(f"{address}/raw/main/docs/") for picture in pictures)
+    assert bool(pictures) is (address is not None)
     assert "```python\nimport torch\n" in text  # code stays
 
 

@@ -10,7 +10,7 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu
 
 # of an H200

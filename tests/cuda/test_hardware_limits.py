@@ -10,6 +10,7 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 
+# Last, because actnn.py is there.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu
 

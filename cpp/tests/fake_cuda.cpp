@@ -90,7 +90,8 @@ std::string host_library(const std::string &folder, const std::string &text) {
         "cd " + folder +
         " && g++ -std=c++17 -O1 -ffp-contract=off -fPIC -w -U_FORTIFY_SOURCE "
         "-fno-gnu-unique -I. -I" +
-        root + "/tests/cuda -I" + kernels + "/cuda -I" + kernels + " -I" + root + "/src ";
+        root + "/tests/cuda -I" + kernels + "/cuda -I" + kernels + " -I" + root +
+        "/src/quant_gru -I" + root + "/src ";
     const std::string host = root + "/tests/cuda/host.";
     if (!exists(folder + "/host.o") &&
         (command(compiler + "-c " + host + "cpp -o host.o") ||

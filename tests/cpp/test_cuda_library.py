@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from quant_gru.kernel_runtime.cuda import compiler, disk_cache
 from quant_gru.kernels.cuda import structs
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
 from quant_gru.kernels.cuda.recurrence import planner
+
+sys.path.append(str(Path(__file__).parents[1] / "cuda"))
+import gate_structs
 
 pytestmark = NEEDS_TOOLS
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
@@ -224,9 +228,9 @@ def test_many_rows_use_all_projections(planned: CudaAccess, config: QuantConfig)
     assert {f"projection/{name}" for name in (*names, "reals_wgmma")} <= used
 
 
-CELLS = {f"CellC<{name}>": structs.CELL_C[name] for name in ("float", "double")}
-SUMS = {f"SumC<{name}>": structs.SUM_C[name] for name in ("float", "double")}
-SHARED = {"MatrixC": structs.MatrixC, "TableC": structs.TableC, **CELLS, **SUMS}
+CELLS = {f"CellC<{name}>": gate_structs.CELL_C[name] for name in ("float", "double")}
+SUMS = {f"SumC<{name}>": gate_structs.SUM_C[name] for name in ("float", "double")}
+SHARED = {"MatrixC": structs.MatrixC, "TableC": gate_structs.TableC, **CELLS, **SUMS}
 
 
 def test_layouts_are_those_of_python(planned: CudaAccess) -> None:

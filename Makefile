@@ -129,7 +129,7 @@ sanitize: $(BUILT)
 
 # The pages are read as text, and so are the sources: a site needs no compiled kernels.
 $(VENV)/.docs: $(READY) pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $$(sed -n '/^docs = \[/,/^]/s/^ *"\(.*\)",.*/\1/p' pyproject.toml)
+	@$(PIP) install --quiet -c constraints.txt $$(sed -n '/^docs = \[/,/^]/s/^ *"\(.*\)",.*/\1/p' pyproject.toml)
 	@touch $@
 
 docs: $(VENV)/.docs

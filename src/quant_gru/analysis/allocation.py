@@ -7,7 +7,6 @@ import html
 import itertools
 import json
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from quant_gru.analysis.charts import Line, chart
-from quant_gru.analysis.figures import lines_figure
+from quant_gru.analysis.figures import Plotted, lines_figure
 from quant_gru.analysis.fronts import Block, Front, front
 from quant_gru.analysis.sizes import Sizes, counts, operator_sizes, sizes_of, table_sizes
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
@@ -82,7 +81,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Allocation:
+class Allocation(Plotted):
     """Widths under a budget; `print` it, or let a notebook show it.
 
     Attributes:
@@ -154,21 +153,9 @@ class Allocation:
         """Return the front as a picture: dB against bytes, predicted and measured."""
         return chart(self._lines(), _X_TITLE, _Y_TITLE, logarithmic=True)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Draw the front, dB against bytes, predicted and measured.
-
-        Needs matplotlib, the extra `viz`.
-
-        Args:
-            path: File to write; its suffix decides the format, such as .pdf. None to write none.
-
-        Returns:
-            The matplotlib figure, to change or to show.
-
-        Raises:
-            QuantGRUError: matplotlib is missing, or the file cannot be written.
-        """
-        return lines_figure(self._lines(), _X_TITLE, _Y_TITLE, path)
+    def _figure(self) -> Figure:
+        """Draw the front, dB against bytes, predicted and measured."""
+        return lines_figure(self._lines(), _X_TITLE, _Y_TITLE)
 
     def _lines(self) -> list[Line]:
         size = COSTS[_bytes_of(self.budget)]

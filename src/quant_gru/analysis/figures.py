@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,28 +30,44 @@ def _figure(width: float, height: float) -> tuple[Figure, Any]:
     return figure, figure.subplots()
 
 
-def _written(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
-    if path is not None:
-        try:
-            figure.savefig(path)
-        except (OSError, ValueError) as error:  # ValueError: a format that there is not
-            raise QuantGRUError(f"Expected a file that can be written, got {error}") from None
-    return figure
+class Plotted(ABC):
+    """A result that matplotlib draws."""
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draw the result as a figure for papers. Needs matplotlib, the extra `viz`.
+
+        Args:
+            path: File to write; its suffix decides the format, such as .pdf. None to write none.
+
+        Returns:
+            The matplotlib figure, to change or to show.
+
+        Raises:
+            QuantGRUError: matplotlib is missing, or the file cannot be written.
+        """
+        figure = self._figure()
+        if path is not None:
+            try:
+                figure.savefig(path)
+            except (OSError, ValueError) as error:  # ValueError: a format that there is not
+                raise QuantGRUError(f"Expected a file that can be written, got {error}") from None
+        return figure
+
+    @abstractmethod
+    def _figure(self) -> Figure:
+        """Return the figure."""
 
 
-def lines_figure(
-    lines: Sequence[Line], x_title: str, y_title: str, path: str | os.PathLike[str] | None
-) -> Figure:
+def lines_figure(lines: Sequence[Line], x_title: str, y_title: str) -> Figure:
     """Draw lines and dots over a logarithmic axis.
 
     Args:
         lines: What to draw.
         x_title: Title of the horizontal axis.
         y_title: Title of the vertical axis.
-        path: File to write; its suffix decides the format. None to write none.
 
     Raises:
-        QuantGRUError: matplotlib is missing, or the file cannot be written.
+        QuantGRUError: matplotlib is missing.
     """
     figure, axes = _figure(5.0, 3.2)
     for colour, each in zip(COLOURS, lines, strict=False):
@@ -59,14 +76,13 @@ def lines_figure(
     axes.set(xlabel=x_title, ylabel=y_title, xscale="log")
     axes.grid(alpha=0.3)
     axes.legend()
-    return _written(figure, path)
+    return figure
 
 
 def heat_figure(
     rows: Sequence[str],
     columns: Sequence[str],
     dB: Sequence[Sequence[float]],
-    path: str | os.PathLike[str] | None,
 ) -> Figure:
     """Draw a table of decibels as a heat map from 10 to 60 dB, with the figures.
 
@@ -74,7 +90,6 @@ def heat_figure(
         rows: Names of the rows.
         columns: Names of the columns.
         dB: A row of decibels for each name; infinite where nothing is lost.
-        path: As in `lines_figure`.
 
     Raises:
         QuantGRUError: As in `lines_figure`.
@@ -94,18 +109,15 @@ def heat_figure(
             text = f"{each:.1f}" if math.isfinite(each) else "equal"
             colour = "white" if each < _DARK else "black"
             axes.text(x, y, text, ha="center", va="center", fontsize=7, color=colour)
-    return _written(figure, path)
+    return figure
 
 
-def shares_figure(
-    names: Sequence[str], shares: Sequence[float], path: str | os.PathLike[str] | None
-) -> Figure:
+def shares_figure(names: Sequence[str], shares: Sequence[float]) -> Figure:
     """Draw shares as bars, the first one on top.
 
     Args:
         names: What has a share.
         shares: From 0 to 1.
-        path: As in `lines_figure`.
 
     Raises:
         QuantGRUError: As in `lines_figure`.
@@ -115,4 +127,4 @@ def shares_figure(
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="share of the error at the outputs, %")
-    return _written(figure, path)
+    return figure

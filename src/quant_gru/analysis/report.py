@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quant_gru.analysis.cell_picture import cell_picture
 from quant_gru.analysis.charts import COLOURS, Line, chart
-from quant_gru.analysis.figures import shares_figure
+from quant_gru.analysis.figures import Plotted, shares_figure
 from quant_gru.analysis.observations import BARS, Errors, Observer, Seen, observe
 from quant_gru.analysis.scale_use import texts
 from quant_gru.analysis.shares import Shares, shares
@@ -73,7 +73,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Plotted):
     """What the page shows; `print` it, or let a notebook show it.
 
     Attributes:
@@ -95,22 +95,10 @@ class Report:
     def _repr_html_(self) -> str:
         return html_table(*self._table())
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Draw the shares of the error of up to 24 operators, the largest first.
-
-        Needs matplotlib, the extra `viz`.
-
-        Args:
-            path: File to write; its suffix decides the format, such as .pdf. None to write none.
-
-        Returns:
-            The matplotlib figure, to change or to show.
-
-        Raises:
-            QuantGRUError: matplotlib is missing, or the file cannot be written.
-        """
+    def _figure(self) -> Figure:
+        """Draw the shares of the error of up to 24 operators, the largest first."""
         shown = self.rows[:_BARS]
-        return shares_figure([str(row.place) for row in shown], [r.share for r in shown], path)
+        return shares_figure([str(row.place) for row in shown], [r.share for r in shown])
 
     def to_json(self) -> str:
         """Return all figures as JSON; decibels that are not finite are text."""

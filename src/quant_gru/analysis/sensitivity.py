@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quant_gru.analysis.figures import heat_figure
+from quant_gru.analysis.figures import Plotted, heat_figure
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
 from quant_gru.analysis.tables import text_table
 from quant_gru.analysis.trials import BASE, Forward, Place, Trials, base_for
@@ -56,7 +56,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Plotted):
     """Costs of all operators; `print` it, or let a notebook show it.
 
     Attributes:
@@ -108,21 +108,11 @@ class Sensitivity:
             lines.append(f"<p>{html.escape(self.warning)}</p>")
         return "\n".join(lines)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Draw the decibels as a heat map; needs matplotlib, the extra `viz`.
-
-        Args:
-            path: File to write; its suffix decides the format, such as .pdf. None to write none.
-
-        Returns:
-            The matplotlib figure, to change or to show.
-
-        Raises:
-            QuantGRUError: matplotlib is missing, or the file cannot be written.
-        """
+    def _figure(self) -> Figure:
+        """Draw the decibels as a heat map."""
         rows = self._by_place()
         dB = [[costs[bits].sqnr for bits in self.widths] for costs in rows.values()]
-        return heat_figure(list(map(str, rows)), self._titles()[1:], dB, path)
+        return heat_figure(list(map(str, rows)), self._titles()[1:], dB)
 
     def to_json(self) -> str:
         """Return all figures as JSON; decibels that are not finite are text."""

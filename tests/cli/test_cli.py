@@ -285,7 +285,7 @@ def test_demo_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_one_line_error(run("demo", "--output", "text.npz"), "--output", "text.npz")
 
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert_one_line_error(run("demo"), 'pip install "quant-gru[demo]"')
+    assert_one_line_error(run("demo"), "pip install scikit-learn")
     assert not (tmp_path / "demo_output").exists()
 
 

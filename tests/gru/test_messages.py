@@ -19,8 +19,12 @@ from quant_gru import (
     QuantGRUError,
     QuantGRUWarning,
     calibrate_model,
+    compare,
     convert_model,
     freeze_model,
+    load_frozen,
+    operator_gain,
+    report,
 )
 
 
@@ -320,3 +324,46 @@ def test_a_missing_weight_is_named(use):
     del gru.weight_hh_l0
     with pytest.raises(QuantGRUError, match="Expected weight_hh_l0 to be a tensor, got none"):
         use(gru)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("name", ["int{}", "w{}"])
+def test_presets_of_few_bits_name_the_way(name, bits):
+    with pytest.raises(ConfigError, match=rf"replace\('W', bitwidth={bits}\)"):
+        QuantGRU(C, H, config=name.format(bits))
+
+
+def test_state_dicts_of_the_other_form_name_the_way(tmp_path):
+    gru = quantized()
+    frozen = gru.freeze()
+    with pytest.raises(RuntimeError, match=r"that of a frozen GRU; call quant_gru.load_frozen"):
+        quantized().load_state_dict(frozen.state_dict())
+    with pytest.raises(RuntimeError, match=r"floating point; load it .* before freeze_model"):
+        frozen.load_state_dict(gru.state_dict())
+    with pytest.raises(ParameterError, match=r"got str; pass torch.load\(file\)"):
+        load_frozen(torch.nn.GRU(C, H), str(tmp_path / "frozen.pt"))
+
+
+def test_arguments_in_another_order():
+    with pytest.raises(QuantGRUError, match=r"Expected the float model first, got dict"):
+        compare({"int8": quantized()}, torch.nn.GRU(C, H), [])
+
+
+def test_tools_of_calibrated_models_name_the_way():
+    model = torch.nn.Sequential(torch.nn.GRU(C, H))
+    for tool in (operator_gain, report):
+        with pytest.raises(QuantGRUError, match=r"none in Sequential; call convert_model and"):
+            tool(model, [torch.zeros(3, 1, C)])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_export_of_torch_names_our_own(tmp_path):
+    model = quantized().eval()
+    with pytest.warns(QuantGRUWarning, match=r"call quant_gru.export_onnx"):
+        with pytest.raises(torch.onnx.OnnxExporterError):
+            torch.onnx.export(model, (torch.zeros(3, 1, C),), tmp_path / "x.onnx", verbose=False)
+
+
+def test_attributes_of_torch_quantization_are_free():
+    gru = QuantGRU(C, H)
+    gru.qconfig = None

@@ -9,7 +9,18 @@ import pytest
 import torch
 from gru_helpers import C, H, quantized, same, seeded
 
-from quant_gru import QuantGRU, QuantGRUCell, QuantGRUError, QuantGRUWarning, float_state_dict
+from quant_gru import (
+    CustomGRU,
+    QuantGRU,
+    QuantGRUCell,
+    QuantGRUError,
+    QuantGRUWarning,
+    calibrate_model,
+    compare,
+    convert_model,
+    float_state_dict,
+)
+from quant_gru.errors import forget_notes
 
 # --- load_quant_params in float mode
 
@@ -134,3 +145,104 @@ def test_two_threads_never_mix_states():
     for step in seeded(200, 1, C):
         plain(step)
     assert torch.equal(stream.state, plain.state)
+
+
+# --- weights that are loaded after calibration
+
+
+def test_other_weights_in_a_calibrated_gru_warn():
+    gru, former = quantized(), torch.nn.GRU(C, H)
+    with pytest.warns(QuantGRUWarning, match="'the GRU': other weights .* calibrate again") as seen:
+        gru.load_state_dict(former.state_dict())
+    assert seen[0].filename == __file__
+    model = torch.nn.ModuleDict({"gru": gru})
+    with pytest.warns(QuantGRUWarning, match="'gru': other weights"):
+        model.load_state_dict({f"gru.{k}": 2 * v for k, v in former.state_dict().items()})
+
+
+@pytest.mark.parametrize("action", ["same", "a few steps later", "with scales", "uncalibrated"])
+def test_weights_that_the_scales_are_for_do_not_warn(action):
+    gru = quantized()
+    state = gru.state_dict() if action == "with scales" else float_state_dict(gru)
+    if action == "a few steps later":
+        state = {name: 1.02 * value for name, value in state.items()}
+    (QuantGRU(C, H) if action == "uncalibrated" else gru).load_state_dict(state)
+
+
+def test_a_custom_gru_calibrates_again_instead():
+    gru = CustomGRU(C, H, calibration_data=seeded(5, 2, C), use_quantization=True)
+    gru(seeded(5, 2, C))
+    gru.load_state_dict(torch.nn.GRU(C, H).state_dict())
+    assert not gru.is_calibrated()
+
+
+@pytest.mark.parametrize("value", ["no", "False", None, 2, [True]])
+def test_use_quantization_is_a_flag(value):
+    gru = QuantGRU(C, H)
+    with pytest.raises(QuantGRUError, match=r"Expected use_quantization to be True or False, got"):
+        gru.use_quantization = value
+    assert gru.use_quantization is False
+    gru.use_quantization = 1
+    assert gru.use_quantization is True
+
+
+# --- what of a batch reaches the model
+
+
+class Rows(torch.nn.Module):
+    """A model whose rows have lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = torch.nn.GRU(C, H)
+
+    def forward(self, x, lengths=None):
+        return self.gru(x)[0]
+
+
+class States(Rows):
+    def forward(self, x, hx=None):
+        return self.gru(x, hx)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "message"),
+    [
+        (Rows, (seeded(4, 2, C), torch.tensor([4, 2])), "padding counts as data: 'lengths'"),
+        (Rows, {"x": seeded(4, 2, C), "length": None}, "'length'.*did you mean 'lengths'"),
+    ],
+)
+def test_what_a_batch_does_not_give_is_said_once(kind, batch, message):
+    forget_notes()
+    model = convert_model(kind())
+    with pytest.warns(QuantGRUWarning, match=message) as seen:
+        calibrate_model(model, [batch, batch])
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch"),
+    [
+        (States, (seeded(4, 2, C), torch.zeros(4), "name")),
+        (Rows, seeded(4, 2, C)),
+        (Rows, {"x": seeded(4, 2, C), "lengths": None, "labels": None}),
+    ],
+)
+def test_usual_batches_are_not_noted(kind, batch):
+    forget_notes()
+    calibrate_model(convert_model(kind()), [batch])
+
+
+# --- comparisons
+
+
+def test_compare_says_what_computes_in_floating_point():
+    model = Rows()
+    converted = convert_model(model)
+    batches = [seeded(4, 2, C)]
+    with pytest.warns(QuantGRUWarning, match="model 'quantized' .* 'gru'; call calibrate_model"):
+        compare(model, converted, batches)
+    calibrate_model(converted, batches).gru.use_quantization = False
+    with pytest.warns(QuantGRUWarning, match="'gru'; set use_quantization to True"):
+        compare(model, converted, batches)

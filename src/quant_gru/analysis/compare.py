@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +18,12 @@ from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
 from quant_gru.analysis.tables import percent, text_table
 from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
 from quant_gru.config.shown import html_table
-from quant_gru.errors import CalibrationError, QuantGRUError
+from quant_gru.errors import (
+    CalibrationError,
+    QuantGRUError,
+    QuantGRUWarning,
+    caller_stacklevel,
+)
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
 
@@ -148,10 +154,17 @@ def compare(
         >>> print(compare(model, {"int8_wide": quantized}, batches))  # doctest: +ELLIPSIS
         model ...
     """
+    if not isinstance(model, torch.nn.Module):
+        raise QuantGRUError(
+            f"Expected the float model first, got {type(model).__name__}; call "
+            "compare(model, quantized, batches)"
+        )
     others = dict(quantized) if isinstance(quantized, Mapping) else {"quantized": quantized}
     if _FLOAT in others:
         raise QuantGRUError(f"Expected other names than {_FLOAT!r}, got {list(others)}")
     models = {_FLOAT: model, **others}
+    for name, each in others.items():
+        _warn_of_float(name, each)
     energy: dict[str, dict[str, list[float]]] = {name: {} for name in others}
     agreed: dict[str, dict[str, list[int]]] = {name: {} for name in others}
     first: Any = None
@@ -218,6 +231,23 @@ def _frozen(module: torch.nn.Module) -> FrozenQuantGRU | None:
     if isinstance(module, QuantGRU) and module.use_quantization and module.is_calibrated():
         return module.freeze()
     return module if isinstance(module, FrozenQuantGRU) else None
+
+
+def _warn_of_float(name: str, model: torch.nn.Module) -> None:
+    """Warn about GRUs of a quantized model that compute in floating point."""
+    left = {
+        path or "the model": gru
+        for path, gru in model.named_modules()
+        if isinstance(gru, QuantGRU) and not gru.use_quantization
+    }
+    if left:
+        unknown = any(not gru.is_calibrated() for gru in left.values())
+        cure = "call calibrate_model(model, batches)" if unknown else "set use_quantization to True"
+        warnings.warn(
+            f"model {name!r} computes in floating point in {', '.join(map(repr, left))}; {cure}",
+            QuantGRUWarning,
+            stacklevel=caller_stacklevel(),
+        )
 
 
 def _outputs(value: Any) -> dict[str, Tensor]:

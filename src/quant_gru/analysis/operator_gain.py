@@ -121,7 +121,7 @@ def operator_gain(
     if not grus:
         raise CalibrationError(
             "Expected a model with a calibrated QuantGRU whose use_quantization is True, got none "
-            f"in {type(model).__name__}"
+            f"in {type(model).__name__}; call convert_model and calibrate_model first"
         )
     with eval_mode(model), scales_kept(grus):
         measure = _measure(model, grus, data, metric, forward_fn)

@@ -122,7 +122,8 @@ def _of_model(
     grus = find_grus(model)
     if not grus:
         raise CalibrationError(
-            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}"
+            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
+            "call convert_model and calibrate_model first"
         )
     calls = {name: _Calls(gru) for name, gru in grus.items()}
     batches = [data] if isinstance(data, (Tensor, PackedSequence, Mapping)) else data

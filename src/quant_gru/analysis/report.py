@@ -168,7 +168,8 @@ def report(
     }
     if not grus:
         raise CalibrationError(
-            f"Expected a model with a calibrated QuantGRU, got none in {type(model).__name__}"
+            f"Expected a model with a calibrated QuantGRU, got none in "
+            f"{type(model).__name__}; call convert_model and calibrate_model first"
         )
     batches = batches_of(data)
     found = shares(model, grus, reference, batches, forward_fn, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -14,9 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru.errors import CalibrationError
+from quant_gru.errors import CalibrationError, caller_stacklevel, note_once
 
 _logger = logging.getLogger(__name__)
+_SIMILAR = 0.8
+# parts of names of arguments that say which steps of a row are data
+_ABOUT_ROWS = ("len", "mask", "pad")
 
 
 def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | PackedSequence:
@@ -62,10 +66,13 @@ def run_batch(
     if isinstance(batch, (torch.Tensor, PackedSequence)):
         return model(_only_input(model, batch))
     if isinstance(batch, (tuple, list)) and batch:
+        _note_of_dropped_items(model, len(batch))
         return model(_only_input(model, batch[0]))
+    got = type(batch).__name__
+    array = "torch.from_numpy(batch) or " if got == "ndarray" else ""
     raise CalibrationError(
         "Expected a batch to be a tensor, a PackedSequence, a tuple, a list or a dict, got "
-        f"{type(batch).__name__}; pass forward_fn(model, batch)"
+        f"{got}; pass {array}forward_fn(model, batch)"
     )
 
 
@@ -81,7 +88,32 @@ def _keywords(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any
             f"{type(model).__name__} requires, got one with "
             f"{', '.join(map(repr, batch)) or 'nothing'}; pass forward_fn(model, batch)"
         )
+    for key in batch:
+        near = difflib.get_close_matches(key, accepted.keys() - given.keys(), 1, _SIMILAR)
+        if key not in given and near:
+            note_once(
+                f"a batch has {key!r}, which forward of {type(model).__name__} does not take; did "
+                f"you mean {near[0]!r}?",
+                caller_stacklevel(),
+            )
     return given
+
+
+def _note_of_dropped_items(model: torch.nn.Module, items: int) -> None:
+    """Note that a forward is called without its lengths or mask, if the batch may have them."""
+    about_rows = [
+        repr(name)
+        for name, p in inspect.signature(model.forward).parameters.items()
+        if p.default is not p.empty and any(part in name.lower() for part in _ABOUT_ROWS)
+    ]
+    if items > 1 and about_rows:
+        note_once(
+            f"forward of {type(model).__name__} is called with the first item of each batch, so "
+            f"that padding counts as data: {', '.join(about_rows)} keeps its default. If inference "
+            "gives it, pass dicts or forward_fn, such as "
+            "forward_fn=lambda model, batch: model(*batch[:2])",
+            caller_stacklevel(),
+        )
 
 
 def _only_input(model: torch.nn.Module, value: Any) -> Any:

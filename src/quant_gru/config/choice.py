@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -43,7 +44,7 @@ def as_config(config: Any, what: str = "config", verbose: bool = False) -> Quant
     if isinstance(config, str):
         raise ConfigError(
             f"Expected {what} to be a preset ({', '.join(PRESETS)}) or a file, got {config!r}; "
-            f"{suggest(config, PRESETS)}"
+            f"{_hint(config)}"
         )
     raise ConfigError(
         f"Expected {what} to be a QuantConfig, a preset's name, a path or a dict with GRU_config, "
@@ -60,6 +61,18 @@ def described(config: QuantConfig) -> str:
     widths = sorted(each.bitwidth for each in config.operators.values() if each.bitwidth)
     least, most = widths[0], widths[-1]
     return f"{least} bits" if least == most else f"{least} to {most} bits"
+
+
+def _hint(name: str) -> str:
+    """Return what may be meant by a name that is no preset."""
+    few = re.fullmatch(r"(?:u?int|w)([2-7])", name.lower())
+    if few is None:
+        return suggest(name, PRESETS)
+    bits = few[1]
+    return (
+        f"for weights of {bits} bits: QuantConfig.int8().replace('W', bitwidth={bits})"
+        f".replace('R', bitwidth={bits})"
+    )
 
 
 def _is_path(text: str) -> bool:

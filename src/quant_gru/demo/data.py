@@ -85,7 +85,7 @@ def digits_task(seed: int) -> Task:
     except ModuleNotFoundError as error:
         raise DataError(
             "Expected scikit-learn to be installed (it brings the handwritten digits), "
-            f'got no module {error.name!r}; run: pip install "quant-gru[demo]"'
+            f"got no module {error.name!r}; run: pip install scikit-learn"
         ) from error
     digits = load_digits()
     features = torch.tensor(digits.images / 16.0, dtype=torch.float32)

@@ -13,6 +13,9 @@ from quant_gru.modules.quantization_state import QuantState
 from quant_gru.parameters import document as params
 
 STATE_KEY = "quantization"
+FROZEN_KEY = "plan"
+# of the norm of all weights: averages of training steps differ by less, other weights by more
+_OTHER = 0.1
 
 
 def entry_of(state: QuantState, use_quantization: bool) -> Tensor:
@@ -61,6 +64,27 @@ def without_scales(
         elif key not in state_dict or prefix + name not in state_dict:
             rest[prefix + name] = logarithms[name].detach()
     return rest
+
+
+def copies(parameters: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Return copies of parameters that have values."""
+    return {
+        name: value.detach().clone()
+        for name, value in parameters.items()
+        if value is not None and not value.is_meta
+    }
+
+
+def differ(former: Mapping[str, Tensor], parameters: Mapping[str, Tensor | None]) -> bool:
+    """Return whether parameters are others than `former`, and not those a few steps later."""
+    error = norm = 0.0
+    for name, before in former.items():
+        now = parameters.get(name)
+        if now is None or now.is_meta or now.shape != before.shape:
+            continue
+        error += float((now.detach().to(before) - before).double().square().sum())
+        norm += float(before.double().square().sum())
+    return error > _OTHER**2 * norm
 
 
 def hint(entry: Any) -> str:

@@ -79,8 +79,8 @@ class CustomGRU(QuantGRU):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any
     ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *others)
         loaded_weights = any(key.startswith(f"{prefix}weight_ih") for key in state_dict)
         has_scales = prefix + STATE_KEY in state_dict
         if loaded_weights and not has_scales and self.calibration_data is not None:
             self.reset_calibration()
+        super()._load_from_state_dict(state_dict, prefix, *others)

@@ -220,6 +220,12 @@ class FrozenQuantGRU(torch.nn.Module):
             for key, value in state_dict.items()
             if key.startswith(prefix)
         }
+        if _DOCUMENT not in found and any(key.startswith("weight_ih") for key in found):
+            error_msgs.append(
+                f"Expected the state_dict of a frozen GRU at {prefix!r}, got that of a GRU in "
+                "floating point; load it into the model before freeze_model(model)"
+            )
+            return
         missing_keys.extend(prefix + key for key in self._buffers if key not in found)
         unexpected_keys.extend(prefix + key for key in found if key not in self._buffers)
         if any(key not in found for key in self._buffers):

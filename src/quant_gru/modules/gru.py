@@ -171,6 +171,8 @@ class QuantGRU(torch.nn.GRU):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "use_quantization":
+            if not isinstance(value, bool):
+                value = _as_flag(value)
             self.__dict__.update(_mode_chosen=True, _scales_unused="")
         elif name not in self.__dict__ and not hasattr(type(self), name):
             warn_of_near_miss(self, name, value)
@@ -846,8 +848,15 @@ class QuantGRU(torch.nn.GRU):
         names = training_options.scale_names(self._state.shape)
         logarithms = dict(zip(self._log2_scales, self._logarithms(), strict=True))
         rest = checkpoints.without_scales(state_dict, prefix, names, logarithms)
-        super()._load_from_state_dict(rest, prefix, *others)
         key, error_msgs = prefix + checkpoints.STATE_KEY, others[-1]
+        own = {name: p for name, p in self._parameters.items() if name not in self._log2_scales}
+        former = checkpoints.copies(own) if self.is_calibrated() else {}
+        super()._load_from_state_dict(rest, prefix, *others)
+        if prefix + checkpoints.FROZEN_KEY in state_dict:
+            error_msgs.append(
+                f"Expected the state_dict of a {type(self).__name__} at {prefix!r}, got that of a "
+                "frozen GRU; call quant_gru.load_frozen(model, state_dict)"
+            )
         if key in state_dict:
             try:
                 before = bool(self.use_quantization)
@@ -856,6 +865,15 @@ class QuantGRU(torch.nn.GRU):
                 self.use_quantization = on
             except QuantGRUError as error:
                 error_msgs.append(f"{error}{checkpoints.hint(state_dict[key])}")
+        elif self.is_calibrated() and checkpoints.differ(former, self._parameters):
+            warnings.warn(
+                f"{prefix.removesuffix('.') or 'the GRU'!r}: other weights were loaded without "
+                f"{checkpoints.STATE_KEY!r} into a calibrated {type(self).__name__}, whose scales "
+                "are those of its former weights; call reset_calibration() and calibrate again, "
+                "or load a checkpoint of the calibrated model",
+                QuantGRUWarning,
+                stacklevel=caller_stacklevel(),
+            )
 
     def __prepare_scriptable__(self) -> NoReturn:
         watchers.refuse_script(self)
@@ -1086,6 +1104,13 @@ def _uncompiled() -> Callable[..., call.Result]:
     # imports Dynamo, which takes a second
     found: Any = torch.compiler.disable(QuantGRU.forward)
     return found  # type: ignore[no-any-return]
+
+
+def _as_flag(value: object) -> bool:
+    """Return the bool that a value is, such as 1 or NumPy's True; text like 'no' is none."""
+    if isinstance(value, str) or value is None or value not in (False, True):
+        raise QuantGRUError(f"Expected use_quantization to be True or False, got {value!r}")
+    return bool(value)
 
 
 def _check_sizes(dropout: object, proj_size: object) -> None:

@@ -28,6 +28,8 @@ _SETTINGS = (
     "zoneout",
 )
 _SIMILAR = 0.8
+# torch.ao.quantization writes it to every module
+_FOREIGN = ("qconfig",)
 
 
 def warn_of_near_miss(module: torch.nn.Module, name: str, value: Any) -> None:
@@ -35,7 +37,7 @@ def warn_of_near_miss(module: torch.nn.Module, name: str, value: Any) -> None:
     if name.startswith("_") or isinstance(value, torch.Tensor | torch.nn.Module):
         return
     near = difflib.get_close_matches(name.lower(), _SETTINGS, n=1, cutoff=_SIMILAR)
-    if near and name not in _SETTINGS:
+    if near and name not in (*_SETTINGS, *_FOREIGN):
         warnings.warn(
             f"{type(module).__name__} has no setting {name!r}; did you mean {near[0]!r}?",
             QuantGRUWarning,

@@ -56,7 +56,8 @@ def refuse_script(module: torch.nn.Module) -> NoReturn:
     """
     raise QuantGRUError(
         f"Expected torch.export or torch.compile for a {type(module).__name__}, got "
-        "torch.jit.script, which has no integer GRU; in float mode torch.jit.trace works"
+        "torch.jit.script, which has no integer GRU; in float mode torch.jit.trace works. For a "
+        "file, call quant_gru.export_onnx, or freeze().save for the C++ library"
     )
 
 

@@ -93,6 +93,7 @@ def _grus(model: torch.nn.Module) -> dict[str, QuantGRU]:
     found = find_grus(model)
     if not found:
         raise QuantGRUError(
-            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}"
+            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
+            "call convert_model(model) first"
         )
     return found

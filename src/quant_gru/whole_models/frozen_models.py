@@ -100,6 +100,10 @@ def load_frozen(model: Model, state_dict: Mapping[str, Tensor], inplace: bool = 
         >>> torch.save(freeze_model(quantized).state_dict(), "frozen.pt")
         >>> model = load_frozen(Model(), torch.load("frozen.pt"))
     """
+    if not isinstance(state_dict, Mapping):
+        raise ParameterError(
+            f"Expected a state_dict, got {type(state_dict).__name__}; pass torch.load(file)"
+        )
     modules = dict(model.named_modules(remove_duplicate=False))
     frozen: Frozen = {}
     for key in state_dict:

@@ -6,14 +6,17 @@ profile after tracing, when the weights have values again.
 
 from __future__ import annotations
 
+import sys
+import warnings
 import weakref
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru.errors import QuantGRUError
+from quant_gru.errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.sequence_layout import Sequence
 from quant_gru.interchange.onnx.source import Source
@@ -86,6 +89,7 @@ def record(
         shape: The shape of the GRU.
         dtype: dtype of the results.
     """
+    _warn_of_missing_translations()
     number, D = number_of(module), shape.directions
     # verification finds a call in the file by this number, whatever an optimizer removes
     _calls[number] = call = _calls.get(number, -1) + 1
@@ -108,6 +112,28 @@ def record(
     y, h_n = (v.to(dtype) for v in operator(x.to(real), hx.to(real), sizes[0], number, D, call))
     h_n = h_n if back is None else h_n.index_select(1, back)
     return PackedSequence(y, sizes, order, back), h_n
+
+
+def _warn_of_missing_translations() -> None:
+    """Warn inside of a `torch.onnx.export` that has no translation of the operator.
+
+    The exporter's own error comes after tracing, and does not say where translations are.
+    """
+    if exporting or torch.compiler.is_dynamo_compiling():
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.onnx" and frame.f_code.co_name == "export":
+            if frame.f_locals.get("custom_translation_table", frame) is None:
+                warnings.warn(
+                    "torch.onnx.export cannot write a QuantGRU without "
+                    "custom_translation_table=quant_gru.onnx_translations(profile); or call "
+                    "quant_gru.export_onnx(model, path, example), which also checks the file",
+                    QuantGRUWarning,
+                    stacklevel=caller_stacklevel(),
+                )
+            return
+        frame = frame.f_back
 
 
 def _run(

@@ -10,6 +10,7 @@ from quant_gru import (
     CalibrationError,
     QuantConfig,
     QuantGRUError,
+    QuantGRUWarning,
     calibrate_model,
     compare,
     convert_model,
@@ -117,3 +118,11 @@ def test_what_is_refused(models):
         compare(model, quantized["int8"].gru, BATCHES)
     with pytest.raises(QuantGRUError, match="a tensor of floating point, got none"):
         compare(model, quantized, BATCHES, forward_fn=lambda m, x: len(x))
+
+
+def test_a_model_that_was_not_calibrated_is_named():
+    torch.manual_seed(0)
+    model = Tagger()
+    with pytest.warns(QuantGRUWarning, match=r"model 'u' computes in floating point: .*calibrate"):
+        found = compare(model, {"u": convert_model(model, "int8")}, BATCHES)
+    assert found.rows[1].bytes == found.rows[0].bytes

@@ -426,6 +426,12 @@ def test_checkpoint_carries_the_switch(use_quantization):
     assert new.use_quantization is use_quantization
 
 
+@pytest.mark.parametrize("value", ["no", None, 2])
+def test_the_switch_is_true_or_false(value):
+    with pytest.raises(QuantGRUError, match="Expected use_quantization to be True or False, got"):
+        QuantGRU(C, H).use_quantization = value
+
+
 def test_state_dict_holds_plain_tensors():
     for name, tensor in quantized(num_layers=2).state_dict().items():
         assert type(tensor) is torch.Tensor, name

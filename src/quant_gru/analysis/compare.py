@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
 from quant_gru.analysis.tables import percent, text_table
 from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
 from quant_gru.config.shown import html_table
-from quant_gru.errors import CalibrationError, QuantGRUError
+from quant_gru.errors import CalibrationError, QuantGRUError, QuantGRUWarning
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
 
@@ -151,6 +152,7 @@ def compare(
     others = dict(quantized) if isinstance(quantized, Mapping) else {"quantized": quantized}
     if _FLOAT in others:
         raise QuantGRUError(f"Expected other names than {_FLOAT!r}, got {list(others)}")
+    _warn_of_float(others)
     models = {_FLOAT: model, **others}
     energy: dict[str, dict[str, list[float]]] = {name: {} for name in others}
     agreed: dict[str, dict[str, list[int]]] = {name: {} for name in others}
@@ -190,6 +192,18 @@ def compare(
             )
         )
     return Comparison(tuple(rows))
+
+
+def _warn_of_float(others: Mapping[str, torch.nn.Module]) -> None:
+    for name, each in others.items():
+        grus = [m for m in each.modules() if isinstance(m, QuantGRU | FrozenQuantGRU)]
+        if grus and not any(isinstance(m, FrozenQuantGRU) or m.use_quantization for m in grus):
+            warnings.warn(
+                f"model {name!r} computes in floating point: use_quantization is False in all of "
+                "its GRUs; call calibrate_model(model, batches) first",
+                QuantGRUWarning,
+                stacklevel=3,
+            )
 
 
 def bytes_of(model: torch.nn.Module) -> Bytes:

@@ -171,6 +171,8 @@ class QuantGRU(torch.nn.GRU):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "use_quantization":
+            if value not in (True, False):
+                raise QuantGRUError(f"Expected {name} to be True or False, got {value!r}")
             self.__dict__.update(_mode_chosen=True, _scales_unused="")
         elif name not in self.__dict__ and not hasattr(type(self), name):
             warn_of_near_miss(self, name, value)

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import matplotlib.pyplot as plt
+from both_themes import save
 
 POINTS = 60
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
@@ -35,7 +35,7 @@ def curves(documents: dict[str, Any], file: Path) -> None:
         results = document["results"]
         first = mean_curve(results, "float")
         steps, values = smooth(first)
-        axis.plot(steps, values, color="#555555", label="float")
+        axis.plot(steps, values, color="#808080", label="float")
         names = [name for name in results[0] if name == "float, longer" or "trained" in name]
         for colour, name in zip(COLOURS, names, strict=False):
             more, values = smooth(mean_curve(results, name))
@@ -45,7 +45,7 @@ def curves(documents: dict[str, Any], file: Path) -> None:
         axis.legend(fontsize=8)
     axes[0][0].set_ylabel("training loss")
     figure.tight_layout()
-    figure.savefig(file)
+    save(figure, file)
     plt.close(figure)
 
 
@@ -73,14 +73,12 @@ def noise(documents: dict[str, Any], file: Path) -> None:
         axis.legend(fontsize=8, loc="lower right")
     axes[0][0].invert_yaxis()
     figure.tight_layout()
-    figure.savefig(file)
+    save(figure, file)
     plt.close(figure)
 
 
 def draw(documents: dict[str, Any], folder: Path) -> None:
     """Draw everything into a folder."""
-    matplotlib.rcParams["svg.hashsalt"] = "quant-gru"  # the same file from the same figures
-    matplotlib.rcParams["svg.fonttype"] = "none"
     folder.mkdir(parents=True, exist_ok=True)
     curves(documents, folder / "training_curves.svg")
     noise(documents, folder / "operator_sqnr.svg")

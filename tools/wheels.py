@@ -79,7 +79,9 @@ def build(version: str, processor: str, work: Path) -> Path:
     settings = {"build-dir": str(work / processor)}
     settings |= {f"cmake.define.{name}": value for name, value in defines.items()}
     command = [python, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps"]
-    command += ["-w", str(raw), str(ROOT), *(f"-C{name}={settings[name]}" for name in settings)]
+    # pip has the short option -C from 23.1 on, and CPython 3.10 comes with 23.0
+    options = [f"--config-settings={name}={value}" for name, value in settings.items()]
+    command += ["-w", str(raw), str(ROOT), *options]
     print(f"== {version} for {processor}", flush=True)
     complete = True
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -18,6 +18,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
+from both_themes import save
 from matplotlib import pyplot
 from matplotlib.transforms import Bbox
 
@@ -146,4 +147,4 @@ def main() -> None:
     figure.suptitle(f"Memory and speed of training, {files[0]['device']}")
     for name, axes in zip(models, all_axes.flat, strict=False):
         draw(axes, [row for row in rows if row["model"] == name])
-    figure.savefig(options.out)
+    save(figure, options.out)

@@ -9,6 +9,7 @@ from quant_gru.config import (
     WEIGHTS,
     canonical_name,
 )
+from quant_gru.config.operators import suggest
 from quant_gru.errors import ConfigError
 
 
@@ -92,3 +93,7 @@ def test_name_that_resembles_none_lists_all(given):
 def test_fused_operator_has_no_settings(given):
     with pytest.raises(ConfigError, match=r"it is part of 'matmul\.Rh'"):
         canonical_name(given)
+
+
+def test_an_older_name_suggests_its_operator():
+    assert suggest("input.h", OPERATORS) == "did you mean 'output.h'?"

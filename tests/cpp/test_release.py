@@ -64,3 +64,7 @@ def test_the_reference_has_every_public_class_and_function(tmp_path: Path) -> No
     assert "selects an" in model
     shape = next((tmp_path / "xml").glob("structquant__gru_1_1Shape.xml")).read_text()
     assert "whether x is (N, T, C)" in shape
+    for page in (tmp_path / "xml").glob("*quant__gru_1_1*.xml"):
+        described = page.read_text(encoding="utf-8").rpartition("</sectiondef>")[2]
+        if page.name.startswith(("class", "struct")) and "::State<" not in described:
+            assert re.search(r"<briefdescription>\s*<para>(?!.*internal)", described), page.name

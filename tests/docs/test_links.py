@@ -58,6 +58,14 @@ def test_pictures_are_what_their_scripts_make(picture):
     assert made["picture"]() == drawn, f"python docs/images/{name}.py"
 
 
+def test_pictures_can_be_read_on_light_and_dark_pages():
+    for path in (ROOT / "docs" / "images").glob("*.svg"):
+        drawn = path.read_text(encoding="utf-8")
+        assert not re.findall(r"#(?:fff|ffffff|000|000000)\b", drawn), path.name
+        own = re.search(r"<text[^>]*fill=", drawn)  # a colour for both
+        assert own or "prefers-color-scheme: dark" in drawn, path.name
+
+
 def test_names_in_the_picture_of_targets_are_public():
     text = (ROOT / "docs" / "images" / "targets.svg").read_text(encoding="utf-8")
     for call in re.findall(r">(?:QuantGRU\.)?((?:export|from|trace|convert|calibrate)_\w+)", text):

@@ -53,6 +53,7 @@ struct Notes {
     std::optional<std::string> description, comment;
 };
 
+// The fields of one operator; docs/configuration.md describes them.
 struct OperatorConfig {
     int bitwidth = 8;  // 1 to 32; 0 for a fused product, null in the file
     bool is_symmetric = true, is_unsigned = false;
@@ -60,6 +61,7 @@ struct OperatorConfig {
     Notes notes;
 };
 
+// A bit-width configuration, the file of docs/configuration.md.
 struct QUANT_GRU_API QuantConfig {
     // 8 bits, symmetric, signed; sigmoid outputs unsigned.
     QuantConfig();

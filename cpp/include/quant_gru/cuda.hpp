@@ -14,7 +14,7 @@
 
 namespace quant_gru::cuda {
 
-struct Network;  // the numbers of a model on a GPU, internal
+struct Network;
 
 // The driver, NVRTC or a GPU is missing or fails. The message is
 // "Expected <thing> to be <rule>, got <value>".
@@ -23,7 +23,7 @@ class QUANT_GRU_API DeviceError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// All addresses are those of memory that the GPU can read.
+// Optional arguments of Call::run. All addresses are those of memory that the GPU can read.
 struct RunOptions {
     void *stream = nullptr;            // a CUstream or cudaStream_t; null for the default stream
     const float *h0 = nullptr;         // (num_layers * D, N, H); null for zeros

@@ -119,10 +119,12 @@ class QUANT_GRU_API CodeForwardPass {
     std::unique_ptr<State> state_;
 };
 
+// The forward pass over codes of 8 bits.
 template <>
 class ForwardPass<int8_t, int32_t> : public CodeForwardPass<int8_t> {
     using CodeForwardPass::CodeForwardPass;
 };
+// The forward pass over codes of 16 bits.
 template <>
 class ForwardPass<int16_t, int32_t> : public CodeForwardPass<int16_t> {
     using CodeForwardPass::CodeForwardPass;
@@ -197,10 +199,12 @@ class QUANT_GRU_API CodeBackwardPass {
     std::unique_ptr<State> state_;
 };
 
+// The gradients of ForwardPass<int8_t, int32_t>.
 template <>
 class BackwardPass<int8_t> : public CodeBackwardPass<int8_t> {
     using CodeBackwardPass::CodeBackwardPass;
 };
+// The gradients of ForwardPass<int16_t, int32_t>.
 template <>
 class BackwardPass<int16_t> : public CodeBackwardPass<int16_t> {
     using CodeBackwardPass::CodeBackwardPass;

@@ -11,7 +11,7 @@
 
 namespace quant_gru {
 
-class Network;  // the kernels of a model, internal
+class Network;
 
 // An argument breaks a rule. The message is "Expected <thing> to be <rule>, got <value>".
 class QUANT_GRU_API ArgumentError : public std::invalid_argument {
@@ -25,14 +25,16 @@ class QUANT_GRU_API FileError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// The sizes of a model, as its file has them.
 struct Shape {
     int64_t input_size = 0;   // C
     int64_t hidden_size = 0;  // H
     int64_t num_layers = 0;
     int64_t directions = 1;    // D: 1 or 2
-    bool batch_first = false;  // whether x is (N, T, C) instead of (T, N, C), as the file says
+    bool batch_first = false;  // whether x is (N, T, C) instead of (T, N, C)
 };
 
+// Optional arguments of Model::run.
 struct RunOptions {
     const float *h0 = nullptr;         // (num_layers * D, N, H); null for zeros
     float *h_n = nullptr;              // receives the last states, same shape; null if not needed
@@ -54,6 +56,7 @@ class QUANT_GRU_API Model {
     static Model load(const void *bytes, size_t size);
 
     const Shape &shape() const;
+    // One of the names of QUANT_GRU_CPU, such as "avx2".
     const char *instruction_set() const;
 
     // Runs all T steps of N sequences. x: (T, N, C); y: (T, N, D * H). With shape().batch_first

@@ -64,6 +64,7 @@ struct QUANT_GRU_API CellParameters {
     std::vector<double> input_mean;
 };
 
+// The sizes and options of a float GRU, named as those of nn.GRU.
 struct GRUShape {
     int64_t input_size = 1, hidden_size = 1, num_layers = 1;
     bool bias = true, bidirectional = false;
@@ -72,6 +73,7 @@ struct GRUShape {
     int directions() const { return bidirectional ? 2 : 1; }
 };
 
+// A parameter file: configuration, shape, scales, zero points and tables.
 struct QUANT_GRU_API Parameters {
     // Reads a parameter file, or its text. Throws FileError.
     static Parameters load(const std::string &path);

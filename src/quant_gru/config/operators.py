@@ -115,6 +115,8 @@ def suggest(name: object, known: Iterable[str]) -> str:
     """
     names = list(known)
     if isinstance(name, str):
+        if OLDER_NAMES.get(name) in names:
+            return f"did you mean {OLDER_NAMES[name]!r}?"
         by_folded = {candidate.lower(): candidate for candidate in reversed(names)}
         for candidate in names:
             by_folded.setdefault(_short(candidate).lower(), candidate)

@@ -101,7 +101,7 @@ QG_ALONE void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, 
         }
     const int8_t *w = p.w + first * p.group_stride;
     const int64_t group_stride = p.group_stride, plane = stride / P;
-    auto take = [&](auto step) QG_LAMBDA {
+    auto take = [&, &sum = sum](auto step) QG_LAMBDA {
         constexpr int kStep = decltype(step)::value;
         const uint8_t *const at = a + 4 * kStep;
         // One plane: operands stay in registers and weights are streamed. Two planes: the reverse.

@@ -19,7 +19,7 @@ struct Limits {
 
 // The sum before an activation: the multipliers of the early and late terms, and an offset. The
 // offset subtracts the first code of the table: an even code, at most the smallest code of the sum.
-// The table has 257 entries.
+// With rules that round a tie in one direction, it adds half of a code. The table has 257 entries.
 struct Before {
     float early, late, offset;
 };
@@ -34,13 +34,37 @@ struct Saturated {
 
 // Return the fraction of v * m, where m is the multiplier divided by 256.
 inline float share_of(const Limits &limits, float v, float m) {
-    const float rounded = __fmaf_rn(v, m, kRounding);
+    typedef Magic<float> R;
+    float rounded;
+    if (QG_RULE == QG_HALF_EVEN) {
+        rounded = R::fma(v, m, kRounding);
+    } else if (QG_RULE == QG_FLOOR) {
+        rounded = R::fma_down(v, m, kRounding);
+    } else {
+        // v * m is exact, see `round_exact`
+        int half = 0x3B000000;  // 1/512, half of a code, or the number below it
+        if (QG_RULE == QG_HALF_AWAY) half += (__float_as_int(v) ^ __float_as_int(m)) >> 31;
+        rounded = R::plus_down(R::fma_down(v, m, __int_as_float(half)), kRounding);
+    }
     return fminf(plus_saturated(rounded, limits.less), limits.top);
 }
 
 // Return an entry of a table of 257 floats. `table` is its address minus 4 * kIndexBits.
-inline float entry_of(uint32_t table, float early, float late, float m) {
-    const float sum = __fadd_rn(fma_saturated(late, m, early), kIndex);
+inline float entry_of(const Table &of, uint32_t table, float early, float late, float m) {
+    typedef Magic<float> R;
+    const float fraction = fma_saturated(late, m, early);
+    float sum;
+    if (QG_RULE == QG_HALF_EVEN) {
+        sum = R::plus(fraction, kIndex);
+    } else if (QG_RULE == QG_HALF_AWAY) {
+        // A tie of a negative sum goes down. The largest number below 1 makes a multiple of 1 / 256
+        // less, keeps 0, and keeps other numbers above the multiple below them.
+        const float zero = (float)(2 * ((int)of.pre_zero - (int)of.pre_lo) + 1) / 512;
+        const bool below = fraction < (zero < 1.f ? zero : 1.f);
+        sum = R::fma_down(fraction, __int_as_float(below ? 0x3F7FFFFF : 0x3F800000), kIndex);
+    } else {
+        sum = R::plus_down(fraction, kIndex);
+    }
     return load_float(table + 4u * (uint32_t)__float_as_int(sum));
 }
 
@@ -53,12 +77,12 @@ inline float next_state(const Cell<float> &c, const Saturated &n, uint32_t z_tab
     const float z_early = __fmaf_rn(Wx_z, n.z.early, n.z.offset);
     const float g_early = __fmaf_rn(Wx_g, n.g.early, n.g.offset);
     const float factor = __fmaf_rn(Rh_g, n.rest, n.rest_offset);
-    const float r = entry_of(r_table, r_early, Rh_r, n.r.late);
-    const float z = entry_of(z_table, z_early, Rh_z, n.z.late);
+    const float r = entry_of(c.r, r_table, r_early, Rh_r, n.r.late);
+    const float z = entry_of(c.z, z_table, z_early, Rh_z, n.z.late);
 #if QG_RRH
-    const float g = entry_of(g_table, g_early, share_of(n.rRh, r, factor), n.g.late);
+    const float g = entry_of(c.g, g_table, g_early, share_of(n.rRh, r, factor), n.g.late);
 #else
-    const float g = entry_of(g_table, g_early, r, factor);
+    const float g = entry_of(c.g, g_table, g_early, r, factor);
 #endif
     const float left = __fmul_rn(__fadd_rn(c.one, -z), n.of_left), kept = __fmul_rn(z, n.of_z);
 #if QG_OLD
@@ -71,7 +95,7 @@ inline float next_state(const Cell<float> &c, const Saturated &n, uint32_t z_tab
 #else
     const float total = __fmaf_rn(left, g, old);
 #endif
-    return clamped(c.h, __fadd_rn(total, Magic<float>::number()));
+    return clamped(c.h, round_sum(total));
 }
 
 #endif

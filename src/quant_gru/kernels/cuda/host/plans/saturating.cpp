@@ -39,7 +39,9 @@ LimitsC limits_of(const QuantizerNumbers &q) {
 
 class Builder {
  public:
-    explicit Builder(const CellNumbers &numbers) : n_(numbers) {}
+    explicit Builder(const CellNumbers &numbers)
+        : n_(numbers),
+          half_(n_.rounding == QG_HALF_UP || n_.rounding == QG_HALF_AWAY ? 0.5 : 0) {}
 
     std::optional<SaturatedC> built() {
         for (const SumNumbers *sum : {&n_.sums.z_pre, &n_.sums.r_pre, &n_.sums.g_pre, &n_.sums.rRh,
@@ -48,6 +50,10 @@ class Builder {
         for (const QuantizerNumbers *q :
              {&n_.Rh, &n_.z_pre, &n_.r_pre, &n_.g_pre, &n_.rRh, &n_.old_contrib, &n_.new_contrib})
             if (q->present() && q->hi() - q->lo() >= kFractionCodes) return std::nullopt;
+        // `share_of` then tells ties of negative values apart
+        if (n_.rounding == QG_HALF_AWAY)
+            for (const SumNumbers *sum : {&n_.sums.rRh, &n_.sums.old_contrib, &n_.sums.new_contrib})
+                if (sum->terms && Powers(*sum).m[0] < 0x1p-25) return std::nullopt;
         c_.Rh = limits_of(n_.Rh);
         c_.rRh = limits_of(n_.rRh);
         c_.old_contrib = limits_of(n_.old_contrib);
@@ -77,9 +83,10 @@ class Builder {
     BeforeC before(const SumNumbers &sum, const QuantizerNumbers &pre, double lo) {
         const auto [early, late] = Powers(sum).m;
         const auto entry = static_cast<double>(first_entry(pre));
-        check(std::min({early, late, 1.0}), {early * reach_of(n_.Wx), late * lo, entry});
+        check(std::min({early, late, half_ ? half_ : 1.0}),
+              {early * reach_of(n_.Wx), late * lo, entry, half_});
         return {static_cast<float>(early / kCodes), static_cast<float>(late),
-                static_cast<float>((late * lo - entry) / kCodes)};
+                static_cast<float>((late * lo - entry + half_) / kCodes)};
     }
 
     void add_state() {
@@ -106,6 +113,7 @@ class Builder {
     }
 
     const CellNumbers &n_;
+    const double half_;  // of a code, that the rule adds
     SaturatedC c_{};
     bool exact_ = true;
 };

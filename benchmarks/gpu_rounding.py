@@ -38,7 +38,7 @@ def made(shape: tuple[int, int, int, int], config: QuantConfig) -> tuple[QuantGR
 
 def results(gru: QuantGRU, x: torch.Tensor) -> list[torch.Tensor]:
     """The output and the gradients of a step, on the CPU."""
-    x = x.to(gru.weight_ih_l0.device).detach().requires_grad_()
+    x = x.to(str(gru.weight_ih_l0.device)).detach().requires_grad_()
     y = gru(x)[0]
     weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.device)
     found = torch.autograd.grad((y * weights).sum(), [x, *gru.parameters()])
@@ -58,13 +58,12 @@ def compared(gru: QuantGRU, x: torch.Tensor) -> str:
     return f"{differing} of {ours[0].numel()} differ, gradients {far:.0e}"
 
 
-def engine_of(gru: QuantGRU, x: torch.Tensor, trains: bool) -> Engine:
-    """A call in a graph, or a training step."""
-    gru.train(trains)
-    if not trains:
+def engine_of(gru: QuantGRU, x: torch.Tensor, grad: torch.Tensor | None) -> Engine:
+    """A call in a graph, or a training step from a gradient of the output. It keeps no memory."""
+    gru.train(grad is not None)
+    if grad is None:
         with torch.no_grad():
             return graph_of(lambda: gru(x)).replay
-    grad = torch.randn(*x.shape[:2], gru.hidden_size, device=x.device)
     parameters = list(gru.parameters())
 
     def step() -> None:
@@ -87,12 +86,14 @@ def main() -> None:
     steps = [(shape, True) for shape in TRAINED[: args.shapes]]
     for key in args.configs:
         for shape, trains in calls + steps:
-            engines, right = {}, {}
+            engines, right, kept = {}, {}, []
             for rule in ("half_even", *args.rules):
                 gru, x = made(shape, CONFIGS[key].replace_globals(rounding=rule))
                 if trains:
                     right[rule] = compared(gru, x)
-                engines[rule] = engine_of(gru, x, trains)
+                grad = torch.randn(*x.shape[:2], gru.hidden_size, device="cuda") if trains else None
+                engines[rule] = engine_of(gru, x, grad)
+                kept.append((gru, x, grad))
             once = in_a_row(engines["half_even"], 3)
             loops = max(2, round(4e3 / once))
             times: dict[str, list[float]] = {rule: [] for rule in engines}

@@ -19,7 +19,7 @@ from gpu import Engine, graph_of, in_a_row
 
 from quant_gru import QuantConfig, QuantGRU
 
-RULES = ["half_away", "half_up", "floor", "double"]
+RULES = ["half_away", "half_up", "floor"]
 SHAPES = [(1, 1000, 128, 256), (32, 200, 128, 256), (64, 200, 256, 512), (256, 50, 128, 128)]
 TRAINED = [(32, 200, 128, 256), (64, 200, 256, 512)]
 FEW = 12  # steps that are compared

@@ -127,8 +127,8 @@ inline float plus_saturated(float a, float b) { return saturated(a + b); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
-// Rounded in another direction than to the nearest number. Operands are volatile: the compiler knows
-// nothing of directions.
+// Rounded in another direction than to the nearest number. Operands are volatile: the compiler
+// knows nothing of directions.
 template <int kDirection, class Real>
 inline Real rounded_to(Real a, Real b, Real c, bool fused) {
     volatile Real x = a, y = b, z = c;
@@ -137,9 +137,7 @@ inline Real rounded_to(Real a, Real b, Real c, bool fused) {
     std::fesetround(FE_TONEAREST);
     return found;
 }
-inline float __fmaf_rd(float a, float b, float c) {
-    return rounded_to<FE_DOWNWARD>(a, b, c, true);
-}
+inline float __fmaf_rd(float a, float b, float c) { return rounded_to<FE_DOWNWARD>(a, b, c, true); }
 inline float __fmaf_rz(float a, float b, float c) {
     return rounded_to<FE_TOWARDZERO>(a, b, c, true);
 }

@@ -12,8 +12,8 @@
 #define WHOLE 0
 #endif
 
-// Return clamp(round(v / s), lo, hi), a float32 division and the rule for real values. NaN becomes 0
-// and sets `seen`.
+// Return clamp(round(v / s), lo, hi), a float32 division and the rule for real values. NaN becomes
+// 0 and sets `seen`.
 inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
     const float y = divided(v, scale);
     const bool nan = y != y;

@@ -198,8 +198,7 @@ inline Real weighted(const Sum<Real> &s, Real v1, Real v2) {
 #if QG_WORDS
     if (s.in_words) {
         const int64_t total = (int64_t)v1 * s.M[0] + (int64_t)v2 * s.M[1];
-        const int64_t rounded =
-            qg_clamp(qg_round_by(total, (int)s.k, QG_RULE, 0), s.low, s.high);
+        const int64_t rounded = qg_clamp(qg_round_by(total, (int)s.k, QG_RULE, 0), s.low, s.high);
         return Magic<Real>::plus((Real)rounded, Magic<Real>::number());
     }
 #endif

@@ -257,18 +257,21 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
     const int lo = (int)p.lo, hi = (int)p.hi, code_lo = (int)p.code_lo;
     // For CODES == 3, a saturating instruction applies the limits. Adding an even number before
     // rounding does not change ties: subtract the smallest code or, if it is odd, negate the value
-    // and add the largest code. Other rules subtract the smallest code from the rounded value.
-    constexpr bool kEven = QG_RULE == QG_HALF_EVEN;
-    const bool whole = CODES == 3, flipped = kEven && whole && code_lo & 1;
+    // and add the largest code. Other rules have no ties to
+    // change; those that need two instructions subtract the smallest code from the rounded value.
+    constexpr bool kFolds = QG_RULE == QG_HALF_EVEN || QG_RULE == QG_FLOOR;
+    const bool whole = CODES == 3;
+    const bool flipped = QG_RULE == QG_HALF_EVEN && whole && code_lo & 1;
     const uint32_t flip = flipped ? 0xFFFFFFFFu : 0;
-    const double number = R::number() + (double)(flipped ? hi : whole ? -code_lo : 0);
+    const int added = flipped ? hi : whole && kFolds ? -code_lo : 0;
+    const double number = R::number() + (double)added;
     double factor[3][2], rest[3][2];
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
         const float v = m[i / 2][i % 2];
         factor[i / 2][i % 2] = (double)(flipped ? -v : v);
         rest[i / 2][i % 2] =
-            POWERS && kEven ? R::fma(-kMore, factor[i / 2][i % 2], number) : number;
+            POWERS && kFolds ? R::fma(-kMore, factor[i / 2][i % 2], number) : number;
     }
     const auto rounded = [&](int gate, int column, int i) {
         const uint32_t first = (uint32_t)sum(0, gate, column, i);
@@ -276,8 +279,10 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
         double total = LONG
                            ? R::plus(R::fma(word(first ^ kSign), 256., -256. * kMore), word(second))
                            : word((first << 8) + second);
-        if (!POWERS || !kEven) total = R::plus(total, -kMore);
-        if (!kEven) return R::integer(round_term(total, factor[gate][i / 2]));
+        if (!POWERS || !kFolds) total = R::plus(total, -kMore);
+        if (!kFolds) return R::integer(round_term(total, factor[gate][i / 2]));
+        if (QG_RULE == QG_FLOOR)
+            return R::integer(R::fma_down(total, factor[gate][i / 2], rest[gate][i / 2]));
         return R::integer(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
     };
     const auto codes = [&](int column, int i) {
@@ -286,7 +291,7 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
         for (int gate = 0; gate < 3; ++gate) {
             v[gate] = rounded(gate, column, i);
             if (!whole) v[gate] = (v[gate] < lo ? lo : v[gate] > hi ? hi : v[gate]) - code_lo;
-            if (whole && !kEven) v[gate] -= code_lo;
+            if (whole && !kFolds) v[gate] -= code_lo;
         }
         uint2 words;
         if (whole) {
@@ -302,11 +307,12 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
 }
 #endif
 
-// An exact value as an integer, by a rule other than ties to even.
-inline int integer_of(float v) {
+// An exact value, rounded by a rule other than ties to even, plus an integer.
+inline int rounded_plus(float v, float added) {
     typedef Magic<float> R;
-    if (QG_RULE == QG_HALF_AWAY) return __float2int_rz(R::plus_in(v, R::with_sign(0.5f, v)));
-    return __float2int_rd(QG_RULE == QG_HALF_UP ? R::plus_down(v, 0.5f) : v);
+    if (QG_RULE == QG_HALF_AWAY)
+        return __float2int_rz(R::plus_in(v, R::with_sign(0.5f, v))) + (int)added;
+    return __float2int_rd(R::plus_down(v, QG_RULE == QG_HALF_UP ? added + 0.5f : added));
 }
 
 // Requantize if `ends_held` is true: multipliers are powers of two, and float represents the
@@ -341,7 +347,7 @@ inline void finish_held(const Projected &p, int flat, int count, int group, cons
         for (int gate = 0; gate < 3; ++gate) {
             const float total = (float)sum(0, gate, column, i);
             const float v_gate = R::fma(total, factor[gate][i / 2], rest[gate][i / 2]);
-            v[gate] = kEven ? __float2int_rn(v_gate) : integer_of(v_gate) + (int)even;
+            v[gate] = kEven ? __float2int_rn(v_gate) : rounded_plus(v_gate, even);
         }
         const uint32_t last = saturated_bytes<true>(v[2], nothing, 0);
         return saturated_bytes<true>(v[0], v[1], last) ^ flip;

@@ -40,8 +40,7 @@ LimitsC limits_of(const QuantizerNumbers &q) {
 class Builder {
  public:
     explicit Builder(const CellNumbers &numbers)
-        : n_(numbers),
-          half_(n_.rounding == QG_HALF_UP || n_.rounding == QG_HALF_AWAY ? 0.5 : 0) {}
+        : n_(numbers), half_(n_.rounding == QG_HALF_UP || n_.rounding == QG_HALF_AWAY ? 0.5 : 0) {}
 
     std::optional<SaturatedC> built() {
         for (const SumNumbers *sum : {&n_.sums.z_pre, &n_.sums.r_pre, &n_.sums.g_pre, &n_.sums.rRh,

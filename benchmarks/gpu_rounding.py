@@ -48,7 +48,6 @@ def results(gru: QuantGRU, x: torch.Tensor) -> list[torch.Tensor]:
 def compared(gru: QuantGRU, x: torch.Tensor) -> str:
     """How many outputs of some steps differ from the CPU's, and how far gradients are."""
     gru = copy.deepcopy(gru).train()
-    gru.precision = "fp32"
     ours, theirs = results(gru, x[:FEW]), results(copy.deepcopy(gru).cpu(), x[:FEW])
     differing = int((ours[0] != theirs[0]).sum())
     far = max(

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -126,6 +127,30 @@ inline float plus_saturated(float a, float b) { return saturated(a + b); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
+// Rounded in another direction than to the nearest number. Operands are volatile: the compiler
+// knows nothing of directions.
+template <int kDirection, class Real>
+inline Real rounded_to(Real a, Real b, Real c, bool fused) {
+    volatile Real x = a, y = b, z = c;
+    std::fesetround(kDirection);
+    volatile Real found = fused ? std::fma(Real(x), Real(y), Real(z)) : Real(x + y);
+    std::fesetround(FE_TONEAREST);
+    return found;
+}
+inline float __fmaf_rd(float a, float b, float c) { return rounded_to<FE_DOWNWARD>(a, b, c, true); }
+inline float __fmaf_rz(float a, float b, float c) {
+    return rounded_to<FE_TOWARDZERO>(a, b, c, true);
+}
+inline double __fma_rd(double a, double b, double c) {
+    return rounded_to<FE_DOWNWARD>(a, b, c, true);
+}
+inline double __fma_rz(double a, double b, double c) {
+    return rounded_to<FE_TOWARDZERO>(a, b, c, true);
+}
+inline float __fadd_rd(float a, float b) { return rounded_to<FE_DOWNWARD>(a, b, 0.f, false); }
+inline float __fadd_rz(float a, float b) { return rounded_to<FE_TOWARDZERO>(a, b, 0.f, false); }
+inline double __dadd_rd(double a, double b) { return rounded_to<FE_DOWNWARD>(a, b, 0., false); }
+inline double __dadd_rz(double a, double b) { return rounded_to<FE_TOWARDZERO>(a, b, 0., false); }
 inline int32_t __float_as_int(float v) {
     int32_t i;
     std::memcpy(&i, &v, 4);
@@ -197,6 +222,8 @@ inline int __float2int_rn(float v) {
     if (v != v) return 0;
     return int(std::nearbyint(std::max(std::min(double(v), 2147483647.), -2147483648.)));
 }
+inline int __float2int_rd(float v) { return __float2int_rn(std::floor(v)); }
+inline int __float2int_rz(float v) { return __float2int_rn(std::trunc(v)); }
 inline uint32_t saturated_halves(int first, int second) {
     const auto half = [](int v) { return uint32_t(v < 0 ? 0 : v > 65535 ? 65535 : v); };
     return half(first) | half(second) << 16;

@@ -37,6 +37,8 @@ SweepC = structure(
     **dict.fromkeys(("bits", "shift", "lo", "hi"), ctypes.c_int64),
 )
 ACCUMULATORS, THREADS = 1 << 32, 1 << 20
+# what a thread compares for an accumulator, and the accumulators that float32 holds
+PRIMITIVES, IN_DOUBLE, IN_FLOAT, EXACT = 2, 3, 3, (1 << 25) - 1
 # significant bits of multipliers: operands of 8 bits, and of 8 and 16 or 16 bits
 WIDTHS = {8: 24, 16: 16}
 
@@ -64,7 +66,9 @@ def every_requantizer(device: torch.device) -> None:
             for shift in range(bits - 1, bits + 33):
                 record = record_of(differing, width, shift)
                 machine.launch(kernel_of(rule), Grid((THREADS // 256, 1), 256), record)
-                total += 2 * ACCUMULATORS
+                total += PRIMITIVES * ACCUMULATORS
+                if rule != "double":
+                    total += IN_DOUBLE * ACCUMULATORS + (IN_FLOAT + (width == 8)) * EXACT
             found += int(differing.sum())
         seconds = time.perf_counter() - start
         print(f"{rule}: {found} of {total:.2e} requantized codes differ ({seconds:.1f} s)")
@@ -108,7 +112,7 @@ def random_plans(device: torch.device, seconds: float) -> None:
             found += int((got.cpu() != wanted).sum())
             total += wanted.numel()
             plans += 1
-        print(f"{rule}: {found} of {total:.2e} codes of {plans} random plans differ")
+        print(f"{rule}: {found} of {total:.2e} codes of {plans} random plans differ", flush=True)
 
 
 def main() -> None:

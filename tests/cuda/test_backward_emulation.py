@@ -81,6 +81,17 @@ def test_configurations(host, config):
         check(host, [random_tape(plan, 6, 5)], precision)
 
 
+@pytest.mark.parametrize(
+    ("rule", "config"),
+    [("half_away", "int8"), ("half_up", "int8"), ("floor", "int8-free"), ("half_away", "int16")],
+)
+def test_rules_of_rounding(host, rule, config):
+    (plan,) = plans_of(5, 20, CONFIGS[config].replace_globals(rounding=rule))
+    host.launched.clear()
+    check(host, [random_tape(plan, 6, 5)], "fp32")
+    assert any("QG_RULE" in macros for _, macros in host.launched)
+
+
 @pytest.mark.parametrize(("C", "config"), [(530, "int8"), (532, "int8-unsigned"), (532, "w8a16")])
 def test_more_features_than_a_warp_reads_at_once(host, C, config):
     (plan,) = plans_of(C, 20, CONFIGS[config])

@@ -142,6 +142,7 @@ def variants(arch):
             {"REAL": real, "QG_WORDS": int(real == "double"), **BYTES.products},
         )
     yield from backward_variants(arch)
+    yield from ruled_variants(arch)
     for index, (name, form) in enumerate(FORMS.items()):
         for place, (blocks, split, spread, rows) in enumerate(SHAPES):
             # every form in one shape, every shape in one form; two strips for bytes of weights
@@ -184,6 +185,26 @@ def variants(arch):
         tight = planner.make_shape(1024, 16, 2, 1, 16).macros(FORMS["w8a16-float"], 1024, 1)
         assert tight["TIGHT"] == 1
         yield "recurrence/persistent", tight
+
+
+def ruled_variants(arch):
+    """Each rule in the kernels that round, in half of their variants."""
+    for rule in (1, 2, 3):
+        rules = {"QG_RULE": rule, "QG_INPUT_RULE": rule}
+        form = changed(BYTES, saturated=rule != 2, rounding=rule, rounding_input=rule)
+        kernel, _ = layout(planner.make_shape(64, 1, 1, 1, 4), form, 64, 8, 2)
+        yield "recurrence/persistent", dict(kernel.macros)
+        wide = FORMS["w8a16-float" if rule == 1 and arch != "sm_80" else "w8a16"]
+        form = changed(wide, rounding=rule, rounding_input=rule)
+        yield "recurrence/persistent", planner.make_shape(96, 1, 1, 1, 4).macros(form, 96, 1)
+        end = Epilogue(1 + rule % 2, 3 if rule % 2 else 1, True)
+        block = two_planes() if rule % 2 else small()
+        yield (
+            "projection/reals_tiled",
+            {**real_macros(block, end, 4, 129, rule == 2, True), **rules},
+        )
+        for name in ("clamp_mask", "requantize_training", "quantize_input"):
+            yield f"boundary/{name}", {**PLAIN, **rules}
 
 
 def backward_variants(arch):

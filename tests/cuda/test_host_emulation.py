@@ -86,7 +86,7 @@ def test_random_plans(host, monkeypatch, kind, first, count, shape):
 @pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "wide"])
 @pytest.mark.parametrize("rule", [rule for rule in ROUNDINGS if rule != "half_even"])
 def test_rules_of_rounding(host, rule, kind):
-    for seed in range(4):
+    for seed in range(2):
         case = random_case(seed, kind, rule)
         expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
         got = executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, machine=host)

@@ -106,6 +106,35 @@ def test_whole_calls_with_zoneout(host):
     check_calls(quantized(num_layers=2, bidirectional=True, zoneout=0.3), host, (9, 8))
 
 
+@pytest.mark.parametrize("rule", ["half_away", "half_up", "floor"])
+@pytest.mark.parametrize(
+    ("width", "scales", "rows", "arch"),
+    [
+        ("int8", "pot", (9, 8), "sm_90a"),
+        ("w8a16", "pot", (9, 8), "sm_90a"),
+        ("int8", "free", (9, 8), "sm_80"),
+        ("int8", "free", (2, 3), "sm_80"),
+    ],
+)
+def test_whole_calls_by_other_rules(host, monkeypatch, rule, width, scales, rows, arch):
+    """The kernels of ties to even, at both ends of a call, too."""
+    monkeypatch.setattr(host, "arch", arch)
+    monkeypatch.setattr(POLICY, "group_rows", 0)
+    monkeypatch.setattr(POLICY, "group_work", 0)
+    config = getattr(QuantConfig, width)().replace_globals(rounding=rule, scale_kind=scales)
+    gru = quantized(config, num_layers=2, bidirectional=True)
+    x, hx = torch.randn(*rows, C), torch.randn(4, rows[1], H)
+    # many ties, and values between 0 and the first code
+    step = gru.get_quant_config("x")["scale"]
+    x[0], x[1] = (x[0] / step).round() * step + step / 2, -1e-30
+    host.launched.clear()
+    checked(gru, host, x, hx)
+    names = [name for name, _ in host.launched]
+    assert "recurrent" in names
+    assert "generic" not in names
+    assert ("project_groups" in names) == (arch == "sm_90a")
+
+
 def check_calls(gru, host, rows):
     x, hx = torch.randn(*rows, C), torch.randn(4, rows[1], H)
     checked(gru, host, x)

@@ -391,7 +391,7 @@ class CUDA(Executor):
         codes: Sequence[Tensor],
     ) -> Tensor:
         """See `Executor`."""
-        if boundary.requantizes(sums, below, above):
+        if boundary.requantizes(below, above):
             return boundary.requantize(sums, below, above, codes)
         return super().requantize(sums, below, above, codes)
 
@@ -404,7 +404,7 @@ class CUDA(Executor):
         grad: Tensor,
     ) -> Tensor:
         """See `Executor`."""
-        if not _is_plain(grad) or not boundary.requantizes(sums, below, above):
+        if not _is_plain(grad) or not boundary.requantizes(below, above):
             return super().masked_requantized(sums, below, above, codes, grad)
         boundary.mask_requantized(sums, below, above, codes, grad)
         return grad

@@ -83,8 +83,9 @@ Gates make_gates(const std::string &real, const TableTuple &tables, int table_by
 void make_form(Form *self, bool narrow, const std::string &real, bool words, int weight_bytes,
                int state_bytes, bool wide_input, int out_bytes, const TableTuple &tables,
                int table_bytes, const Fused &fused, bool zoneout, const std::optional<Gates> &own,
-               bool saturated, bool powers) {
+               bool saturated, bool powers, int rounding, int rounding_input) {
     Form form;
+    form.rules = {rounding, rounding_input};
     form.narrow = narrow;
     form.gates = make_gates(real, tables, table_bytes);
     form.own = own;
@@ -162,7 +163,8 @@ void bind_forms(nb::module_ &m) {
              nb::arg("weight_bytes"), nb::arg("state_bytes"), nb::arg("wide_input"),
              nb::arg("out_bytes"), nb::arg("tables"), nb::arg("table_bytes"), nb::arg("fused"),
              nb::arg("zoneout") = false, nb::arg("own").none() = nb::none(),
-             nb::arg("saturated") = false, nb::arg("powers") = false)
+             nb::arg("saturated") = false, nb::arg("powers") = false, nb::arg("rounding") = 0,
+             nb::arg("rounding_input") = 0)
         .def_ro("narrow", &Form::narrow)
         .def_prop_ro("real", [](const Form &form) { return real_of(form.gates); })
         .def_ro("words", &Form::words)
@@ -179,6 +181,8 @@ void bind_forms(nb::module_ &m) {
         .def_ro("own", &Form::own)
         .def_ro("saturated", &Form::saturated)
         .def_ro("powers", &Form::powers)
+        .def_prop_ro("rounding", [](const Form &form) { return form.rules.sums; })
+        .def_prop_ro("rounding_input", [](const Form &form) { return form.rules.input; })
         .def_prop_ro("recurrence", &Form::recurrence, nb::rv_policy::copy)
         .def_prop_ro("in_int32", &Form::in_int32)
         .def_prop_ro("products", [](const Form &form) { return dict_of(form.products()); })

@@ -30,13 +30,14 @@ inline Watched watched(const Sum<Real> &s, Real v1, Real v2) {
 #if QG_WORDS
     if (s.in_words) {
         const int64_t total = (int64_t)v1 * s.M[0] + (int64_t)v2 * s.M[1];
-        const int64_t sum = qg_round(total, (int)s.k), limited = qg_clamp(sum, s.low, s.high);
+        const int64_t sum = qg_round_by(total, (int)s.k, QG_RULE, 0);
+        const int64_t limited = qg_clamp(sum, s.low, s.high);
         return {Magic<Real>::plus((Real)limited, Magic<Real>::number()),
                 sum == limited ? 1.f : 0.f};
     }
 #endif
     const Real total = Magic<Real>::fma(v1, s.m[0], Magic<Real>::times(v2, s.m[1]));
-    const Real sum = Magic<Real>::plus(total, Magic<Real>::number()), limited = clamped(s, sum);
+    const Real sum = round_sum(total), limited = clamped(s, sum);
     return {limited, sum == limited ? 1.f : 0.f};
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
-from quant_gru.integer.rounding import DEFAULT
+from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
@@ -44,26 +44,38 @@ EventsC = structure(
     **dict.fromkeys(("seed", "events"), ctypes.c_void_p),
     **dict.fromkeys(("A", "B", "C", "chance", "stream"), ctypes.c_int64),
 )
-_QUANTIZE, _DEQUANTIZE = (
-    Kernel.of("boundary/quantize_dequantize", name, PLAIN) for name in ("quantize", "dequantize")
-)
-_MASK, _REQUANTIZE = (
-    Kernel.of("boundary/clamp_mask", "mask_clamped", PLAIN),
-    Kernel.of("boundary/requantize_training", "requantize_codes", PLAIN),
-)
+_DEQUANTIZE = Kernel.of("boundary/quantize_dequantize", "dequantize", PLAIN)
 _EVENTS = Kernel.of("boundary/random_events", "events", {})
 _THREADS, _MOST_BLOCKS = 128, 1 << 16
 
 
 def takes(quantizer: Quantizer) -> bool:
-    """Return whether these kernels support a quantizer: at most 16 bits, and ties to even."""
-    return quantizer.bits <= NARROW_BITS and quantizer.rounding == DEFAULT
+    """Return whether these kernels support a quantizer: at most 16 bits."""
+    return quantizer.bits <= NARROW_BITS
 
 
-def requantizes(sums: Sequence[WeightedSum], below: Sequence[Quantizer], above: Quantizer) -> bool:
-    """Return whether `requantize` supports sums of codes: at most 16 bits, and ties to even."""
-    narrow = all(each.bits <= NARROW_BITS for each in (above, *below))
-    return narrow and all(each.rounding == DEFAULT for each in sums)
+def requantizes(below: Sequence[Quantizer], above: Quantizer) -> bool:
+    """Return whether `requantize` supports codes: at most 16 bits."""
+    return all(each.bits <= NARROW_BITS for each in (above, *below))
+
+
+def _quantize(quantizer: Quantizer) -> Kernel:
+    return _ruled("boundary/quantize_dequantize", "quantize", "QG_INPUT_RULE", quantizer.rounding)
+
+
+def _masks(quantizer: Quantizer) -> Kernel:
+    return _ruled("boundary/clamp_mask", "mask_clamped", "QG_INPUT_RULE", quantizer.rounding)
+
+
+def _requantizes(sums: Sequence[WeightedSum]) -> Kernel:
+    name = "requantize_codes"
+    return _ruled("boundary/requantize_training", name, "QG_RULE", sums[0].rounding)
+
+
+def _ruled(source: str, function: str, macro: str, rule: str) -> Kernel:
+    """Return a kernel that rounds by a rule; ties to even have no macro."""
+    number = NUMBERS[rule]
+    return Kernel.of(source, function, {**PLAIN, macro: number} if number else PLAIN)
 
 
 def quantize(
@@ -85,7 +97,7 @@ def quantize(
     if x.numel():
         b = _border(quantizer, x.shape[-1])
         b.real, b.codes, b.nan = x.data_ptr(), codes.data_ptr(), nan.data_ptr()
-        _launch(_QUANTIZE, b, x, machine)
+        _launch(_quantize(quantizer), b, x, machine)
     else:
         nan.zero_()
     return codes, nan
@@ -107,7 +119,7 @@ def prepared_quantize(
     """
     b = _border(quantizer, features)
     b.rows = rows
-    return machine.prepare(_QUANTIZE, Grid((-(-rows // _ROWS), 1), 32 * _ROWS), b), b
+    return machine.prepare(_quantize(quantizer), Grid((-(-rows // _ROWS), 1), 32 * _ROWS), b), b
 
 
 def dequantize(
@@ -151,7 +163,7 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None 
         x = x.detach().resolve_neg().contiguous()
     m, grid = _mask_of(quantizer, x.stride()[:2], x.shape)
     m.grad, m.real = grad.data_ptr(), x.data_ptr()
-    _start(_MASK, grid, m, x, machine)
+    _start(_masks(quantizer), grid, m, x, machine)
 
 
 def prepared_mask(
@@ -170,7 +182,7 @@ def prepared_mask(
         field `added` is set, the launch adds that tensor to the masked gradient.
     """
     m, grid = _mask_of(quantizer, strides, shape)
-    return machine.prepare(_MASK, grid, m), m
+    return machine.prepare(_masks(quantizer), grid, m), m
 
 
 def _mask_of(
@@ -250,7 +262,7 @@ def prepared_requantize(
         launch adds that tensor to the masked gradient.
     """
     c, grid = _requantization(sums, below, above, shape)
-    return machine.prepare(_REQUANTIZE, grid, c), c
+    return machine.prepare(_requantizes(sums), grid, c), c
 
 
 def _requantize(
@@ -273,7 +285,7 @@ def _requantize(
         c.grad = to.data_ptr()
     else:
         c.to, c.to_kind = to.data_ptr(), KINDS[to.dtype]
-    _start(_REQUANTIZE, grid, c, to, machine)
+    _start(_requantizes(sums), grid, c, to, machine)
 
 
 def _requantization(

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) mask_clamped(const __grid_cons
     for (int k = threadIdx.x % 32; k < features; k += 32) {
         // 4e6 exceeds all limits, so this clamp changes no result; NaN becomes -4e6 and is masked
         const float y = Magic<float>::limit(divided(from[k], p.scale), -4e6f, 4e6f);
-        const float rounded = plain(Magic<float>::plus(y, Magic<float>::number()));
+        const float rounded = plain(round_exact<QG_INPUT_RULE>(y));
         const float kept =
             Magic<float>::times(to[k], rounded >= p.lo && rounded <= p.hi ? 1.f : 0.f);
         to[k] = added ? Magic<float>::plus(added[k], kept) : kept;

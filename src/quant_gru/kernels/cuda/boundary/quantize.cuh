@@ -12,15 +12,15 @@
 #define WHOLE 0
 #endif
 
-// Return clamp(rint(v / s), lo, hi), a float32 division with ties to even. NaN becomes 0 and sets
-// `seen`.
+// Return clamp(round(v / s), lo, hi), a float32 division and the rule for real values. NaN becomes
+// 0 and sets `seen`.
 inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
     const float y = divided(v, scale);
     const bool nan = y != y;
     seen |= nan;
     // clamping before rounding gives the same result, since the limits are integers
     const float inside = nan ? 0.f : Magic<float>::limit(y, lo, hi);
-    return Magic<float>::integer(Magic<float>::plus(inside, 12582912.f));
+    return Magic<float>::integer(round_exact<QG_INPUT_RULE>(inside));
 }
 
 // Constants for a division without branches. Requires 2^-90 <= scale <= 2^90, limits below 2^20.
@@ -45,13 +45,24 @@ inline float rounded_quotient(float inside, const Division &d) {
     float y = R::times(inside, d.inverse);
     y = R::fma(R::fma(-y, d.scale, inside), d.inverse, y);
     y = R::fma(R::fma(-y, d.scale, inside), d.inverse, y);
-    return R::plus(y, R::number());
+    return round_exact<QG_INPUT_RULE>(y);
+}
+
+// Convert any value to its code plus the magic number with QG_FLOOR. It divides before it clamps:
+// the quotient of a limit that was rounded may be less than the limit. A small negative quotient
+// must not become 0.
+inline float floor_of(float v, const Division &d) {
+    typedef Magic<float> R;
+    const float lo = plain(R::plus(divided(d.least, d.scale), R::number()));
+    const float hi = plain(R::plus(divided(d.most, d.scale), R::number()));
+    return R::plus_down(R::limit(divided(v, d.scale), lo, hi), R::number());
 }
 
 // The same without branches.
 inline int quantized(float v, const Division &d, bool &seen) {
     const bool nan = v != v;
     seen |= nan;
+    if (QG_INPUT_RULE == QG_FLOOR) return Magic<float>::integer(floor_of(nan ? 0.f : v, d));
     const float inside = nan ? 0.f : Magic<float>::limit(v, d.least, d.most);
     return Magic<float>::integer(rounded_quotient(inside, d));
 }
@@ -83,14 +94,25 @@ inline bool without_nan(uint32_t (&bits)[4]) {
     return seen;
 }
 
+// Return the code of a value plus the magic number, if the inverse is exact.
+inline float times_inverse(float v, const Division &d) {
+    typedef Magic<float> R;
+    if (QG_INPUT_RULE == QG_HALF_EVEN) return R::fma(v, d.inverse, R::number());
+    return round_exact<QG_INPUT_RULE>(R::times(v, d.inverse));
+}
+
 // Compute the codes of four values without NaN, plus the magic number. kExact: see `is_exact`.
 template <bool kExact>
 inline void four_codes(const Division &d, const uint32_t (&bits)[4], uint32_t (&raw)[4]) {
     typedef Magic<float> R;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+        if (QG_INPUT_RULE == QG_FLOOR && !kExact) {
+            raw[i] = (uint32_t)R::raw(floor_of(bits_as_float(bits[i]), d));
+            continue;
+        }
         const float v = R::limit(bits_as_float(bits[i]), d.least, d.most);
-        const float y = kExact ? R::fma(v, d.inverse, R::number()) : rounded_quotient(v, d);
+        const float y = kExact ? times_inverse(v, d) : rounded_quotient(v, d);
         raw[i] = (uint32_t)R::raw(y);
     }
 }
@@ -141,7 +163,7 @@ inline uint32_t whole_codes(const Division &d, const uint32_t (&bits)[4], int ze
     int v[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float y = R::fma(bits_as_float(bits[i]), d.inverse, R::number());
+        const float y = times_inverse(bits_as_float(bits[i]), d);
         v[i] = __float2int_rn(R::plus(y, back));
     }
     return saturated_bytes<true>(v[0], v[1], saturated_bytes<true>(v[2], v[3], 0));

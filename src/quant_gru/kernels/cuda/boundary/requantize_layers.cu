@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 const int k = first + 32 * j;
                 if (k >= H) break;
                 const int64_t v = (ahead[j] - p.zero[d]) * p.M[d];
-                const int64_t q = qg_clamp(qg_round(v, (int)p.k[d]), p.lo, p.hi);
+                const int64_t q = qg_clamp(qg_round_by(v, (int)p.k[d], QG_RULE, 24), p.lo, p.hi);
                 put(p.to, row, d * H + k, (int)(q + p.out_zero));
             }
         }

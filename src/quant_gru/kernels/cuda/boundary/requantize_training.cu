@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(256)
             for (int j = 0; j < 4; ++j) {
                 const int i = first + 32 * j;
                 if (i >= H) break;
-                const int64_t q = qg_round((ahead[j] - p.zero[d]) * p.M[d], (int)p.k[d]);
+                const int64_t v = (ahead[j] - p.zero[d]) * p.M[d];
+                const int64_t q = qg_round_by(v, (int)p.k[d], QG_RULE, 24);
                 const int64_t code = qg_clamp(q, p.lo, p.hi);
                 if (p.to) write_code(p.to, p.to_kind, start + i, code + p.to_zero);
                 if (p.grad) {

@@ -1,9 +1,19 @@
 // The gate arithmetic of one element, and its constants. It includes only headers of this project,
 // so that NVRTC compiles it for the device and, in tests, a C++ compiler for the host.
+//
+//   QG_RULE        0 to 3   the rule of rounding, see fixed_point.h; undefined for 0
+//   QG_INPUT_RULE  0 to 3   the rule for real values; undefined for 0
 #ifndef QUANT_GRU_CELL_CUH
 #define QUANT_GRU_CELL_CUH
 
 #include "c99/fixed_point.h"
+
+#ifndef QG_RULE
+#define QG_RULE 0
+#endif
+#ifndef QG_INPUT_RULE
+#define QG_INPUT_RULE 0
+#endif
 
 #ifndef PTX_ON_HOST
 #define QG_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
@@ -19,6 +29,16 @@ struct Magic<float> {
     static inline float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
     static inline float times(float a, float b) { return __fmul_rn(a, b); }
     static inline float plus(float a, float b) { return __fadd_rn(a, b); }
+    // rounded down, and toward zero
+    static inline float fma_down(float a, float b, float c) { return __fmaf_rd(a, b, c); }
+    static inline float plus_down(float a, float b) { return __fadd_rd(a, b); }
+    static inline float fma_in(float a, float b, float c) { return __fmaf_rz(a, b, c); }
+    static inline float plus_in(float a, float b) { return __fadd_rz(a, b); }
+    static inline float with_sign(float v, float of) { return copysignf(v, of); }
+    // 1/2, or the number below it if v is negative
+    static inline float half_toward(float v) {
+        return __int_as_float(0x3F000000 + (__float_as_int(v) >> 31));
+    }
     static inline int32_t integer(float v) { return __float_as_int(v) - 0x4B400000; }
     // raw: bits of a sum, usable as an integer; raw_zero: bits of 0; from: integer + magic number
     static inline int32_t raw(float v) { return __float_as_int(v); }
@@ -32,6 +52,12 @@ struct Magic<double> {
     static inline double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
     static inline double times(double a, double b) { return __dmul_rn(a, b); }
     static inline double plus(double a, double b) { return __dadd_rn(a, b); }
+    static inline double fma_down(double a, double b, double c) { return __fma_rd(a, b, c); }
+    static inline double plus_down(double a, double b) { return __dadd_rd(a, b); }
+    static inline double fma_in(double a, double b, double c) { return __fma_rz(a, b, c); }
+    static inline double plus_in(double a, double b) { return __dadd_rz(a, b); }
+    static inline double with_sign(double v, double of) { return copysign(v, of); }
+    static inline double half_toward(double v) { return v < 0 ? 0x1.fffffffffffffp-2 : 0.5; }
     static inline int32_t integer(double v) { return __double2loint(v); }
     static inline int32_t raw(double v) { return __double2loint(v); }
     static inline int32_t raw_zero() { return 0; }
@@ -83,10 +109,59 @@ struct Cell {
     int64_t one_integer;
 };
 
-// Return the rounded product plus the magic number.
+// Rounding by a rule. Integers up to the magic number are numbers of Real. So a value that is
+// rounded down to a number of Real, and then down to an integer, is rounded down once:
+//
+//   floor(x)                = down(x + magic) - magic
+//   half_up(x)              = floor(x + 1/2)
+//   half_away(x) for x >= 0 = floor(x + 1/2); for x < 0 it is -floor(-x + 1/2)
+//
+// In each, `down` of a sum or a product plus a constant is one instruction. Integers beyond half of
+// the magic number are not exact; they are beyond all limits.
+
+// Return a * b, rounded, plus the magic number. Only the product's sign is that of `sign`.
+template <int kRule, class Real>
+inline Real round_product(Real a, Real b, Real sign) {
+    typedef Magic<Real> R;
+    if (kRule == QG_HALF_EVEN) return R::fma(a, b, R::number());
+    if (kRule == QG_FLOOR) return R::fma_down(a, b, R::number());
+    if (kRule == QG_HALF_UP) return R::plus_down(R::fma_down(a, b, (Real)0.5), R::number());
+    // magnitudes are rounded down; a magic number of the same sign is exchanged at the end
+    const Real magic = R::with_sign(R::number(), sign);
+    const Real size = R::fma_in(a, b, R::with_sign((Real)0.5, sign));
+    return R::plus(R::plus_in(size, magic), R::plus(R::number(), -magic));
+}
+
+// Return v, which is exact, rounded, plus the magic number. With QG_HALF_AWAY, a number just below
+// 1/2 turns ties of negative values down. It changes nothing else: v is a multiple of 2^-k that is
+// exact in Real. If k is at most 25 (54 in double), other values are at least 2^-k from ties.
+// Otherwise |v| is below 1/2, and there is no tie.
+template <int kRule, class Real>
+inline Real round_exact(Real v) {
+    typedef Magic<Real> R;
+    if (kRule == QG_HALF_EVEN) return R::plus(v, R::number());
+    if (kRule == QG_FLOOR) return R::plus_down(v, R::number());
+    const Real half = kRule == QG_HALF_AWAY ? R::half_toward(v) : (Real)0.5;
+    return R::plus_down(R::plus_down(v, half), R::number());
+}
+
+// Return the rounded product plus the magic number. m is not negative.
 template <class Real>
 inline Real round_term(Real v, Real m) {
-    return Magic<Real>::fma(v, m, Magic<Real>::number());
+    return round_product<QG_RULE>(v, m, v);
+}
+
+// The same for a product of two numbers of any sign.
+template <class Real>
+inline Real round_signed(Real a, Real b) {
+    if (QG_RULE != QG_HALF_AWAY) return round_product<QG_RULE>(a, b, a);
+    return round_product<QG_RULE>(a, b, Magic<Real>::times(a, b));
+}
+
+// Return a sum, which is exact, rounded, plus the magic number.
+template <class Real>
+inline Real round_sum(Real v) {
+    return round_exact<QG_RULE>(v);
 }
 
 template <class Real>
@@ -111,8 +186,7 @@ inline Real weighted(const Sum<Real> &s, Real v) {
 template <class Real>
 inline Real weighted_product(const Sum<Real> &s, Real a, Real b) {
 #if QG_POT
-    const Real v = Magic<Real>::fma(Magic<Real>::times(a, s.m[0]), b, Magic<Real>::number());
-    return clamped(s, v);
+    return clamped(s, round_signed(Magic<Real>::times(a, s.m[0]), b));
 #else
     return weighted(s, Magic<Real>::times(a, b));
 #endif
@@ -124,13 +198,13 @@ inline Real weighted(const Sum<Real> &s, Real v1, Real v2) {
 #if QG_WORDS
     if (s.in_words) {
         const int64_t total = (int64_t)v1 * s.M[0] + (int64_t)v2 * s.M[1];
-        const int64_t rounded = qg_clamp(qg_round(total, (int)s.k), s.low, s.high);
+        const int64_t rounded = qg_clamp(qg_round_by(total, (int)s.k, QG_RULE, 0), s.low, s.high);
         return Magic<Real>::plus((Real)rounded, Magic<Real>::number());
     }
 #endif
     // the term that is known last costs one instruction; the sum is exact in either order
     const Real total = Magic<Real>::fma(v2, s.m[1], Magic<Real>::times(v1, s.m[0]));
-    return clamped(s, Magic<Real>::plus(total, Magic<Real>::number()));
+    return clamped(s, round_sum(total));
 }
 
 // The table output of a gate for the weighted sum of two terms.

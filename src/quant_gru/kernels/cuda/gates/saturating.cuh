@@ -19,7 +19,7 @@ struct Limits {
 
 // The sum before an activation: the multipliers of the early and late terms, and an offset. The
 // offset subtracts the first code of the table: an even code, at most the smallest code of the sum.
-// The table has 257 entries.
+// With rules that round a tie in one direction, it adds half of a code. The table has 257 entries.
 struct Before {
     float early, late, offset;
 };
@@ -27,20 +27,55 @@ struct Before {
 struct Saturated {
     Limits Rh, rRh, old_contrib, new_contrib;
     Before z, r, g;
-    float rest, rest_offset;       // map the fraction of R h to the factor of the reset gate
-    float of_z, of_left;           // multipliers of the update gate z, and of 1 - z
+    float rest, rest_offset;  // map the fraction of R h to the factor of the reset gate
+    float of_z, of_left;      // multipliers of the update gate z, and of 1 - z; see `more_than`
     float h_old, h_new, h_offset;  // multipliers and offset of the new state's sum
 };
 
-// Return the fraction of v * m, where m is the multiplier divided by 256.
-inline float share_of(const Limits &limits, float v, float m) {
-    const float rounded = __fmaf_rn(v, m, kRounding);
+// Return the fraction of a rounded number, to which `kRounding` was added.
+inline float share_of(const Limits &limits, float rounded) {
     return fminf(plus_saturated(rounded, limits.less), limits.top);
 }
 
+// Return the fraction of v * m, where m is the multiplier divided by 256.
+inline float share_of(const Limits &limits, float v, float m) {
+    typedef Magic<float> R;
+    if (QG_RULE == QG_HALF_EVEN) return share_of(limits, R::fma(v, m, kRounding));
+    if (QG_RULE == QG_FLOOR) return share_of(limits, R::fma_down(v, m, kRounding));
+    // half of a code, 1/512, or the number below it; see `round_exact`
+    int half = 0x3B000000;
+    if (QG_RULE == QG_HALF_AWAY) half += __float_as_int(v) >> 31;
+    return share_of(limits, R::plus_down(R::fma_down(v, m, __int_as_float(half)), kRounding));
+}
+
+// What a factor of two codes' product is to QG_HALF_AWAY: it moves ties away from zero, and other
+// products of less than 2^17 units by less than a unit. Rounding of the factor is less than that.
+inline float more_than(float factor) {
+    return QG_RULE == QG_HALF_AWAY ? __fmul_rn(factor, 1 + 1.f / 262144) : factor;
+}
+
+// The same for a product of two codes, one of which is `more_than` it is.
+inline float share_of_codes(const Limits &limits, float a, float b) {
+    if (QG_RULE != QG_HALF_AWAY) return share_of(limits, a, b);
+    return share_of(limits, Magic<float>::fma(a, b, kRounding));
+}
+
 // Return an entry of a table of 257 floats. `table` is its address minus 4 * kIndexBits.
-inline float entry_of(uint32_t table, float early, float late, float m) {
-    const float sum = __fadd_rn(fma_saturated(late, m, early), kIndex);
+inline float entry_of(const Table &of, uint32_t table, float early, float late, float m) {
+    typedef Magic<float> R;
+    const float fraction = fma_saturated(late, m, early);
+    float sum;
+    if (QG_RULE == QG_HALF_EVEN) {
+        sum = R::plus(fraction, kIndex);
+    } else if (QG_RULE == QG_HALF_AWAY) {
+        // A tie of a negative sum goes down. The largest number below 1 makes a multiple of 1 / 256
+        // less, keeps 0, and keeps other numbers above the multiple below them.
+        const float zero = (float)(2 * ((int)of.pre_zero - (int)of.pre_lo) + 1) / 512;
+        const bool below = fraction < (zero < 1.f ? zero : 1.f);
+        sum = R::fma_down(fraction, __int_as_float(below ? 0x3F7FFFFF : 0x3F800000), kIndex);
+    } else {
+        sum = R::plus_down(fraction, kIndex);
+    }
     return load_float(table + 4u * (uint32_t)__float_as_int(sum));
 }
 
@@ -53,25 +88,32 @@ inline float next_state(const Cell<float> &c, const Saturated &n, uint32_t z_tab
     const float z_early = __fmaf_rn(Wx_z, n.z.early, n.z.offset);
     const float g_early = __fmaf_rn(Wx_g, n.g.early, n.g.offset);
     const float factor = __fmaf_rn(Rh_g, n.rest, n.rest_offset);
-    const float r = entry_of(r_table, r_early, Rh_r, n.r.late);
-    const float z = entry_of(z_table, z_early, Rh_z, n.z.late);
+    const float r = entry_of(c.r, r_table, r_early, Rh_r, n.r.late);
+    const float z = entry_of(c.z, z_table, z_early, Rh_z, n.z.late);
 #if QG_RRH
-    const float g = entry_of(g_table, g_early, share_of(n.rRh, r, factor), n.g.late);
+    const float g =
+        entry_of(c.g, g_table, g_early, share_of_codes(n.rRh, r, more_than(factor)), n.g.late);
 #else
-    const float g = entry_of(g_table, g_early, r, factor);
+    const float g = entry_of(c.g, g_table, g_early, r, factor);
 #endif
     const float left = __fmul_rn(__fadd_rn(c.one, -z), n.of_left), kept = __fmul_rn(z, n.of_z);
 #if QG_OLD
-    const float old = __fmaf_rn(share_of(n.old_contrib, kept, h), n.h_old, n.h_offset);
+    const float old = __fmaf_rn(share_of_codes(n.old_contrib, kept, h), n.h_old, n.h_offset);
 #else
     const float old = __fmaf_rn(kept, h, n.h_offset);
 #endif
 #if QG_NEW
-    const float total = __fmaf_rn(share_of(n.new_contrib, left, g), n.h_new, old);
+    const float total = __fmaf_rn(share_of_codes(n.new_contrib, left, g), n.h_new, old);
 #else
     const float total = __fmaf_rn(left, g, old);
 #endif
-    return clamped(c.h, __fadd_rn(total, Magic<float>::number()));
+    typedef Magic<float> R;
+    // A sum below 2^23 units is less than a unit from what the number above 1 makes of it. With
+    // QG_HALF_UP, `h_offset` adds the half.
+    if (QG_RULE == QG_HALF_AWAY)
+        return clamped(c.h, R::fma(total, __int_as_float(0x3F800001), R::number()));
+    if (QG_RULE == QG_HALF_UP) return clamped(c.h, R::plus_down(total, R::number()));
+    return clamped(c.h, round_sum(total));
 }
 
 #endif

@@ -192,7 +192,7 @@ class FastLayers {
         Grid grid;
         grid.x = static_cast<unsigned>((T_ * N_ + 15) / 16);
         grid.threads = 256;
-        to_.add({"boundary/quantize_input", "quantize_input", kPlain}, grid, p);
+        to_.add({"boundary/quantize_input", "quantize_input", plain_of(cell.numbers())}, grid, p);
         return codes;
     }
 
@@ -218,7 +218,8 @@ class FastLayers {
         p->lo = x.lo() - x.zero;
         p->hi = x.hi() - x.zero;
         p->out_zero = x.zero;
-        to_.add({"boundary/requantize_layers", "requantize_layers", kPlain}, rows_grid(T_ * N_), p);
+        to_.add({"boundary/requantize_layers", "requantize_layers", plain_of(cell.numbers())},
+                rows_grid(T_ * N_), p);
     }
 
     bool is_top(size_t layer) const { return layer + 1 == net_.layers(); }

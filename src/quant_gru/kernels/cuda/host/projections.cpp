@@ -64,7 +64,7 @@ void project_reals(Launches &to, const Cell &cell, const Projected &out, Place n
     p->division = division_of(cell.numbers().x);
     p->W = cell.W();
     to.read_fours(p, p.arguments);
-    Kernel kernel{"projection/reals_few_rows", "project_few", kPlain};
+    Kernel kernel{"projection/reals_few_rows", "project_few", plain_of(cell.numbers())};
     kernel.macros["WIDE"] = cell.x_planes() == 2 ? "1" : "0";
     to.add(kernel, few_grid(to), p);
 }
@@ -75,7 +75,7 @@ void project_codes(Launches &to, const Cell &cell, const Projected &out, Place c
     p.point(p->s.x, codes);
     p->W = cell.W();
     place(p, p.arguments, cell, out);
-    to.add({"projection/int_mm", "project", kPlain}, few_grid(to), p);
+    to.add({"projection/int_mm", "project", plain_of(cell.numbers())}, few_grid(to), p);
 }
 
 void project_reals_tiled(Launches &to, Cell &cell, const Projected &out, const RealBlocks &blocks,
@@ -153,7 +153,7 @@ void project_by_products(Launches &to, Cell &cell, const Projected &out, Place b
         to.multiply(cell, 0, bytes + first * N * W.padded, planes * p->s.T * N, p->s.T * N, T * N,
                     product);
         grid.x = static_cast<unsigned>(p->s.T * strips);
-        to.add({"projection/int_mm", "finish", kPlain}, grid, p);
+        to.add({"projection/int_mm", "finish", plain_of(cell.numbers())}, grid, p);
     }
 }
 

@@ -257,16 +257,21 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
     const int lo = (int)p.lo, hi = (int)p.hi, code_lo = (int)p.code_lo;
     // For CODES == 3, a saturating instruction applies the limits. Adding an even number before
     // rounding does not change ties: subtract the smallest code or, if it is odd, negate the value
-    // and add the largest code.
-    const bool whole = CODES == 3, flipped = whole && code_lo & 1;
+    // and add the largest code. Other rules have no ties to
+    // change; those that need two instructions subtract the smallest code from the rounded value.
+    constexpr bool kFolds = QG_RULE == QG_HALF_EVEN || QG_RULE == QG_FLOOR;
+    const bool whole = CODES == 3;
+    const bool flipped = QG_RULE == QG_HALF_EVEN && whole && code_lo & 1;
     const uint32_t flip = flipped ? 0xFFFFFFFFu : 0;
-    const double number = R::number() + (double)(flipped ? hi : whole ? -code_lo : 0);
+    const int added = flipped ? hi : whole && kFolds ? -code_lo : 0;
+    const double number = R::number() + (double)added;
     double factor[3][2], rest[3][2];
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
         const float v = m[i / 2][i % 2];
         factor[i / 2][i % 2] = (double)(flipped ? -v : v);
-        rest[i / 2][i % 2] = POWERS ? R::fma(-kMore, factor[i / 2][i % 2], number) : number;
+        rest[i / 2][i % 2] =
+            POWERS && kFolds ? R::fma(-kMore, factor[i / 2][i % 2], number) : number;
     }
     const auto rounded = [&](int gate, int column, int i) {
         const uint32_t first = (uint32_t)sum(0, gate, column, i);
@@ -274,7 +279,10 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
         double total = LONG
                            ? R::plus(R::fma(word(first ^ kSign), 256., -256. * kMore), word(second))
                            : word((first << 8) + second);
-        if (!POWERS) total = R::plus(total, -kMore);
+        if (!POWERS || !kFolds) total = R::plus(total, -kMore);
+        if (!kFolds) return R::integer(round_term(total, factor[gate][i / 2]));
+        if (QG_RULE == QG_FLOOR)
+            return R::integer(R::fma_down(total, factor[gate][i / 2], rest[gate][i / 2]));
         return R::integer(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
     };
     const auto codes = [&](int column, int i) {
@@ -283,6 +291,7 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
         for (int gate = 0; gate < 3; ++gate) {
             v[gate] = rounded(gate, column, i);
             if (!whole) v[gate] = (v[gate] < lo ? lo : v[gate] > hi ? hi : v[gate]) - code_lo;
+            if (whole && !kFolds) v[gate] -= code_lo;
         }
         uint2 words;
         if (whole) {
@@ -298,18 +307,28 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
 }
 #endif
 
+// An exact value, rounded by a rule other than ties to even, plus an integer.
+inline int rounded_plus(float v, float added) {
+    typedef Magic<float> R;
+    if (QG_RULE == QG_HALF_AWAY)
+        return __float2int_rz(R::plus_in(v, R::with_sign(0.5f, v))) + (int)added;
+    return __float2int_rd(R::plus_down(v, QG_RULE == QG_HALF_UP ? added + 0.5f : added));
+}
+
 // Requantize if `ends_held` is true: multipliers are powers of two, and float represents the
 // unrounded result exactly. Then a conversion rounds, and one instruction clamps two results.
 // sum(plane, gate, column, i) lacks the bias.
 //
 // The instruction clamps to -128 and 127. The number added before rounding is even, so that ties
 // round to the same code. It moves the smallest code to -128 or, if that code is odd, the negated
-// largest code. See Numbers.exact_float for the magnitudes allowed.
+// largest code. See Numbers.exact_float for the magnitudes allowed. Other rules add to the rounded
+// value.
 template <class Sum>
 inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
                         const float (&m)[3][2], const int (&folded)[3][2]) {
     typedef Magic<float> R;
-    const bool negative = (int)p.lo & 1;
+    constexpr bool kEven = QG_RULE == QG_HALF_EVEN;
+    const bool negative = kEven && (int)p.lo & 1;
     const uint32_t flip = negative ? 0x7F7F7Fu : 0x808080u;
     const float even = (float)(negative ? (int)p.hi - 128 : -128 - (int)p.lo);
     float factor[3][2], rest[3][2];
@@ -317,7 +336,8 @@ inline void finish_held(const Projected &p, int flat, int count, int group, cons
     for (int i = 0; i < 6; ++i) {
         const float v = m[i / 2][i % 2];
         factor[i / 2][i % 2] = negative ? -v : v;
-        rest[i / 2][i % 2] = R::fma((float)folded[i / 2][i % 2], factor[i / 2][i % 2], even);
+        rest[i / 2][i % 2] =
+            R::fma((float)folded[i / 2][i % 2], factor[i / 2][i % 2], kEven ? even : 0.f);
     }
     // 0, hidden from the compiler, which would emit more instructions for a constant
     const int nothing = __float2int_rn((float)(int)p.wide);
@@ -326,7 +346,8 @@ inline void finish_held(const Projected &p, int flat, int count, int group, cons
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
             const float total = (float)sum(0, gate, column, i);
-            v[gate] = __float2int_rn(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
+            const float v_gate = R::fma(total, factor[gate][i / 2], rest[gate][i / 2]);
+            v[gate] = kEven ? __float2int_rn(v_gate) : rounded_plus(v_gate, even);
         }
         const uint32_t last = saturated_bytes<true>(v[2], nothing, 0);
         return saturated_bytes<true>(v[0], v[1], last) ^ flip;

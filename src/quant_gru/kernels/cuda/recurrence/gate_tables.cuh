@@ -26,7 +26,7 @@ struct Bits {
 inline float gate_of(const Bits &of, const Sum<float> &s, float v1, float v2) {
     const float total = Magic<float>::fma(v2, s.m[1], Magic<float>::times(v1, s.m[0]));
     const int lowest = __float_as_int(s.lo), most = __float_as_int(s.hi) - lowest;
-    const int code = __float_as_int(Magic<float>::plus(total, Magic<float>::number()));
+    const int code = __float_as_int(round_sum(total));
     return load_float(of.base + 4u * (uint32_t)limited_sum(code, -lowest, most));
 }
 

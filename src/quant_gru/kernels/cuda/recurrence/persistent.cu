@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                rows_left > strip * NB + place.n - mine.n;
     };
     Code *const out = (Code *)p.s.out;
-    const int64_t half_up = kWhole ? kept_number((int64_t)0x80000000LL) : 0;
+    const int64_t half_up = kWhole && QG_RULE != QG_FLOOR ? kept_number((int64_t)0x80000000LL) : 0;
     const int h_zero = (int)p.cell.h_zero;
     int raw = (int)(p.cell.h_zero - p.cell.h_offset);
     if (kRoom) raw = (int)kept_number((uint32_t)raw);

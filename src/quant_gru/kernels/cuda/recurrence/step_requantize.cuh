@@ -11,11 +11,12 @@ for (int gate = 0; gate < 3; ++gate)
         if (kWhole) {
             uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias_now[row][gate];
             if (kParts == 2) v += (uint32_t)sum[kParts - 1][gate][e] * 256u;
-            // round half up, then change a tie to the even neighbor
+            // round half up, then change a tie to the neighbor that the rule wants
             int64_t product = times_plus((int)v, times_now[row][gate], half_up);
             if (kApart) product = times_plus(other[gate][e], times_now[row][gate], product);
             int rounded = (int)(product >> 32);
-            if ((uint32_t)product == 0) rounded &= ~1;
+            if (QG_RULE == QG_HALF_EVEN && (uint32_t)product == 0) rounded &= ~1;
+            if (QG_RULE == QG_HALF_AWAY && (uint32_t)product == 0) rounded -= rounded <= 0;
             const int limited = rounded < Rh_lo ? Rh_lo : rounded;
             Rh[gate][e] = (Real)(limited > Rh_hi ? Rh_hi : limited);
             continue;

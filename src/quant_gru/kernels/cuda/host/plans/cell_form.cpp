@@ -62,11 +62,26 @@ bool reads_only_near(const Gates &gates) {
 
 }  // namespace
 
+Macros Rules::macros() const {
+    Macros found;
+    if (sums != QG_HALF_EVEN) found["QG_RULE"] = std::to_string(sums);
+    if (input != QG_HALF_EVEN) found["QG_INPUT_RULE"] = std::to_string(input);
+    return found;
+}
+
+Macros plain_of(const CellNumbers &numbers) {
+    Macros found = rules_of(numbers).macros();
+    found.insert(kPlain.begin(), kPlain.end());
+    return found;
+}
+
 Macros Form::products() const {
-    return {{"QG_RRH", std::to_string(rRh)},
-            {"QG_OLD", std::to_string(old_contrib)},
-            {"QG_NEW", std::to_string(new_contrib)},
-            {"QG_ZONEOUT", std::to_string(zoneout)}};
+    Macros found = rules.macros();
+    found["QG_RRH"] = std::to_string(rRh);
+    found["QG_OLD"] = std::to_string(old_contrib);
+    found["QG_NEW"] = std::to_string(new_contrib);
+    found["QG_ZONEOUT"] = std::to_string(zoneout);
+    return found;
 }
 
 Form form_of(const CellNumbers &n, const GateTables &tables, bool saturates, bool large_shared) {
@@ -88,8 +103,8 @@ Form form_of(const CellNumbers &n, const GateTables &tables, bool saturates, boo
         }
     const bool all_fit = std::all_of(sums.begin(), sums.end(),
                                      [](const SumNumbers *sum) { return fits_float(*sum); });
-    // the fast kernels round ties to even
-    form.narrow = plan.narrow && n.rounding == QG_HALF_EVEN && n.rounding_input == QG_HALF_EVEN;
+    form.rules = rules_of(n);
+    form.narrow = plan.narrow && n.rounding != QG_DOUBLE;
     form.weight_bytes = planes_of(n.R.weight_bits);
     form.state_bytes = planes_of(n.h.bits);
     form.wide_input = n.Wx.bits > 8;

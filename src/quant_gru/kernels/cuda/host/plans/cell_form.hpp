@@ -18,6 +18,21 @@ using Macros = std::map<std::string, std::string>;
 // For kernels that include the header of the gate arithmetic without using it.
 extern const Macros kPlain;
 
+// The rules of sums and of real values, see fixed_point.h. Ties to even have no macros.
+struct Rules {
+    int sums = QG_HALF_EVEN, input = QG_HALF_EVEN;
+
+    Macros macros() const;
+    bool operator==(const Rules &o) const { return sums == o.sums && input == o.input; }
+};
+
+inline Rules rules_of(const CellNumbers &numbers) {
+    return {numbers.rounding, numbers.rounding_input};
+}
+
+// kPlain and the rules of a plan.
+Macros plain_of(const CellNumbers &numbers);
+
 using Modes = std::array<int, 3>;  // of the tables of z, r and g
 
 // The gate arithmetic of a kernel.
@@ -33,7 +48,8 @@ struct Gates {
 };
 
 struct Form {
-    bool narrow = false;       // all widths are at most 16 bits, and sums fit 64 bits
+    // Whether all widths are at most 16 bits, sums fit 64 bits, and they are rounded in one step.
+    bool narrow = false;
     Gates gates;               // of all kernels
     std::optional<Gates> own;  // of the persistent recurrence, if others need less shared memory
     bool words = false;        // some sums need 64-bit integers
@@ -45,12 +61,13 @@ struct Form {
     bool zoneout = false;
     bool saturated = false;  // the recurrence may use the gates of saturating.cuh
     bool powers = false;     // multipliers of products are powers of two
+    Rules rules{};
 
     // The gate arithmetic of the persistent recurrence.
     const Gates &recurrence() const { return own ? *own : gates; }
     // Whether the persistent recurrence has 16-bit codes in float32 and sums R h in int32.
     bool in_int32() const { return recurrence().in_float != gates.in_float; }
-    // Which products are rounded to codes, and whether zoneout is on.
+    // Which products are rounded to codes, whether zoneout is on, and the rules.
     Macros products() const;
     // Equal except for the gate arithmetic, every choice of which is exact.
     bool has_structure_of(const Form &other) const { return structure() == other.structure(); }
@@ -61,9 +78,9 @@ struct Form {
     }
 
  private:
-    std::tuple<bool, int, int, bool, int, bool, bool, bool, bool> structure() const {
-        return {narrow, weight_bytes, state_bytes, wide_input, out_bytes,
-                rRh,    old_contrib,  new_contrib, zoneout};
+    std::tuple<bool, int, int, bool, int, bool, bool, bool, bool, int, int> structure() const {
+        return {narrow,      weight_bytes, state_bytes, wide_input, out_bytes,  rRh,
+                old_contrib, new_contrib,  zoneout,     rules.sums, rules.input};
     }
 };
 

@@ -82,10 +82,12 @@ const Macros kPlain{
     {"QG_WORDS", "0"}, {"QG_RRH", "1"}, {"QG_OLD", "1"}, {"QG_NEW", "1"}, {"QG_ZONEOUT", "0"}};
 
 Macros Epilogue::macros() const {
-    return {{"PLANES", text(planes)},
-            {"CODES", text(codes)},
-            {"POWERS", text(powers)},
-            {"LONG", text(longs)}};
+    Macros found = rules.macros();
+    found["PLANES"] = text(planes);
+    found["CODES"] = text(codes);
+    found["POWERS"] = text(powers);
+    found["LONG"] = text(longs);
+    return found;
 }
 
 Epilogue epilogue_of(const CellNumbers &n) {
@@ -94,7 +96,7 @@ Epilogue epilogue_of(const CellNumbers &n) {
     const int codes = n.Wx.bits <= 8 ? range == 255 : planes == 2 && range == 65535 ? 3 : 2;
     // with many features, sums of two planes exceed int32 too often
     return {planes, codes, is_power(n.x.scale) && is_power(n.Wx.scale),
-            planes == 2 && n.W.inputs > 512};
+            planes == 2 && n.W.inputs > 512, rules_of(n)};
 }
 
 bool is_power(float scale) {

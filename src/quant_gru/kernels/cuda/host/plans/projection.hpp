@@ -46,11 +46,12 @@ struct Epilogue {
     int codes = 0;        // of W x: 1 all of 8 bits, 2 more than 8, 3 all of 16 bits, 0 others
     bool powers = false;  // multipliers are powers of two
     bool longs = false;   // sums of two planes may exceed int32
+    Rules rules{};
 
     Macros macros() const;
     bool operator==(const Epilogue &o) const {
-        return std::tie(planes, codes, powers, longs) ==
-               std::tie(o.planes, o.codes, o.powers, o.longs);
+        return std::tie(planes, codes, powers, longs, rules) ==
+               std::tie(o.planes, o.codes, o.powers, o.longs, o.rules);
     }
 };
 

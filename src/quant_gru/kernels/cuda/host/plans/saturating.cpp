@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kRounding = 49152, kCodes = kFractionCodes;
 constexpr double kExact = 16777216;  // float32 represents multiples of a unit up to this one
+constexpr double kMore = 1 + 1.0 / 262144, kMoved = 131072;  // see `more_than`
 
 double low_of(const QuantizerNumbers &q) { return static_cast<double>(q.lo() - q.zero); }
 double reach_of(const QuantizerNumbers &q) { return static_cast<double>(q.reach()); }
@@ -39,7 +40,8 @@ LimitsC limits_of(const QuantizerNumbers &q) {
 
 class Builder {
  public:
-    explicit Builder(const CellNumbers &numbers) : n_(numbers) {}
+    explicit Builder(const CellNumbers &numbers)
+        : n_(numbers), half_(n_.rounding == QG_HALF_UP || n_.rounding == QG_HALF_AWAY ? 0.5 : 0) {}
 
     std::optional<SaturatedC> built() {
         for (const SumNumbers *sum : {&n_.sums.z_pre, &n_.sums.r_pre, &n_.sums.g_pre, &n_.sums.rRh,
@@ -48,6 +50,7 @@ class Builder {
         for (const QuantizerNumbers *q :
              {&n_.Rh, &n_.z_pre, &n_.r_pre, &n_.g_pre, &n_.rRh, &n_.old_contrib, &n_.new_contrib})
             if (q->present() && q->hi() - q->lo() >= kFractionCodes) return std::nullopt;
+        if (n_.rRh.present()) check_moved(reach_of(n_.r) * reach_of(n_.Rh));
         c_.Rh = limits_of(n_.Rh);
         c_.rRh = limits_of(n_.rRh);
         c_.old_contrib = limits_of(n_.old_contrib);
@@ -73,13 +76,16 @@ class Builder {
         exact_ = exact_ && total / unit <= kExact;
     }
 
+    void check_moved(double product) { exact_ = exact_ && (!away_ || product < kMoved); }
+
     // `lo`: the code whose fraction is 0 in the late term.
     BeforeC before(const SumNumbers &sum, const QuantizerNumbers &pre, double lo) {
         const auto [early, late] = Powers(sum).m;
         const auto entry = static_cast<double>(first_entry(pre));
-        check(std::min({early, late, 1.0}), {early * reach_of(n_.Wx), late * lo, entry});
+        check(std::min({early, late, half_ ? half_ : 1.0}),
+              {early * reach_of(n_.Wx), late * lo, entry, half_});
         return {static_cast<float>(early / kCodes), static_cast<float>(late),
-                static_cast<float>((late * lo - entry) / kCodes)};
+                static_cast<float>((late * lo - entry + half_) / kCodes)};
     }
 
     void add_state() {
@@ -94,18 +100,24 @@ class Builder {
             largest += m * (q.present() ? reach_of(q) : product);
             if (!q.present()) return static_cast<float>(m);
             offset += m * low_of(q);
-            return static_cast<float>(Powers(sum).m[0] / kCodes);
+            check_moved(product);
+            return static_cast<float>(Powers(sum).m[0] / kCodes * (away_ ? kMore : 1));
         };
         c_.of_z =
             part(n_.old_contrib, n_.sums.old_contrib, to_old, reach_of(n_.z) * reach_of(n_.h));
         c_.of_left = part(n_.new_contrib, n_.sums.new_contrib, to_new, left * reach_of(n_.g));
         c_.h_old = static_cast<float>(to_old * kCodes);
         c_.h_new = static_cast<float>(to_new * kCodes);
-        c_.h_offset = static_cast<float>(offset);
-        check(std::min(to_old, to_new), {largest, offset});
+        // a half that is added, or one bit more, see `next_state`
+        const double half = away_ ? 0 : half_;
+        c_.h_offset = static_cast<float>(offset + half);
+        check(std::min({to_old, to_new, half ? half : to_old}) / (away_ ? 2 : 1),
+              {largest, offset, half});
     }
 
     const CellNumbers &n_;
+    const double half_;  // of a code, that the rule adds
+    const bool away_ = n_.rounding == QG_HALF_AWAY;
     SaturatedC c_{};
     bool exact_ = true;
 };

@@ -307,7 +307,7 @@ def test_native_places_are_checked(host):
         _native.GPUBackward(
             launches.native,
             (-1, 256, 0, 1, False, False, 1, 1),
-            [(11, 0)],
+            [11],
             [((), (), 0)] * 4,
             [None, None],
             (torch.Tensor, lambda: -1, (lambda: 0, lambda: 0), lambda: False),

@@ -12,7 +12,10 @@ from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import launch_plan, prepared
+from quant_gru.kernels.cuda.forward import stack
+from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.live_weights import LiveWeights
 from quant_gru.modules import quantization_state
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -80,7 +83,8 @@ def results(gru, x, hx=None, last=True, first=True, of_x=True, of_states=False):
 
 def check(gru, *args, **options):
     """A prepared step, which has to give what one gives whose backward goes the general way."""
-    results(gru, *args, **options)
+    for _ in range(2):
+        results(gru, *args, **options)
     assert step_of(gru) is not None
     ran = []
     with pytest.MonkeyPatch.context() as patch:
@@ -192,11 +196,11 @@ def test_products_are_among_the_launches(cublas, monkeypatch, config):
     cublas.started.clear()
     gru.weight_ih_l0.requires_grad_(False)
     check(gru, x, last=False)
-    assert len(cublas.started) == 3 * 2
+    assert len(cublas.started) == 4 * 2
     gru.weight_hh_l0.requires_grad_(False)
     cublas.started.clear()
     check(gru, x)
-    assert len(cublas.started) == 3
+    assert len(cublas.started) == 4
 
 
 def test_native_backwards_keep_little_memory(cublas, monkeypatch):
@@ -248,6 +252,56 @@ def test_what_a_backward_gets_may_lie_in_other_ways(cublas, first):
     assert step_of(gru) is step
     assert len(back_of(gru)._kinds) >= 4
     assert repeated in back_of(gru)._kinds.values()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch_first": True}, {"num_layers": 2, "bidirectional": True}],
+    ids=["plain", "batch first", "directions"],
+)
+def test_native_code_runs_steps(cublas, monkeypatch, options):
+    gru, x = training(**options), torch.randn(6, 8, C)
+    hx = torch.randn(gru.num_layers * (1 + gru.bidirectional), x.shape[gru.batch_first ^ 1], H)
+    rows = torch.nn.utils.rnn.pack_sequence([torch.randn(T, C) for T in (5, 2)])
+
+    def outcome():
+        found = [*results(gru, x), *results(gru, x, hx, of_states=True)]
+        y, h_n = gru(rows)
+        grads = torch.autograd.grad(y.data.sum() + h_n.sum(), list(gru.parameters()))
+        return [*found, y.data, *grads]
+
+    for _ in range(2):
+        outcome()
+    expected = outcome()
+    with monkeypatch.context() as patch:
+        for python in ((LiveWeights, "_repeat"), (Stack, "run"), (stack, "Schedule")):
+            patch.setattr(*python, None)
+        for ours, theirs in zip(outcome(), expected, strict=True):
+            assert_same_bits(ours.detach(), theirs.detach())
+    with torch.no_grad():
+        gru.weight_hh_l0.mul_(-1)
+    assert not torch.equal(outcome()[0], expected[0])
+    assert all(map(torch.equal, results(gru, x), results(copy.deepcopy(gru), x)))
+
+
+def test_native_code_leaves_steps_whose_update_has_changed():
+    """An update for another size, or by another call, may write elsewhere."""
+    gru, x = training(), torch.randn(6, 8, C)
+    for _ in range(3):
+        expected = gru(x)[0]
+    native = step_of(gru)._native
+    assert native.follows(0)
+    assert not native.follows(1)
+    others = {name: w.detach() * 0.5 for name, w in gru.named_parameters()}
+    torch.func.functional_call(gru, others, (x,))
+    assert not native.follows(0)
+    for _ in range(3):
+        assert torch.equal(gru(x)[0], expected)
+    native = step_of(gru)._native
+    assert native.follows(0)
+    gru.recurrent_dropout = 0.5
+    gru(x)
+    assert not native.follows(0)
 
 
 def quickly(gru, x):

@@ -5,10 +5,6 @@
 #include <string>
 #include <vector>
 
-#if !defined(_WIN32)
-#include <dlfcn.h>
-#endif
-
 #include "kernel_runtime/native/shared_library.hpp"
 #include "quant_gru/cuda.hpp"
 #include "quant_gru/model.hpp"
@@ -39,30 +35,19 @@ struct Cublas {
     Gemm<double> gemm(double) const { return cublasDgemm; }
 };
 
-// Opens libcublasLt, which libcublas finds in a folder of its own only if it is open already.
-void open_lt_beside([[maybe_unused]] std::string path) {
-#if !defined(_WIN32)
-    const size_t at = path.rfind("/libcublas.");
-    if (at != std::string::npos) dlopen(path.insert(at + 10, "Lt").c_str(), RTLD_NOW);
-#endif
-}
-
 std::vector<std::string> names() {
-    if (std::string chosen = cuda::environment("QUANT_GRU_CUBLAS"); !chosen.empty()) {
-        open_lt_beside(chosen);
-        return {chosen};
-    }
-#if defined(_WIN32)
-    return {"cublas64_13.dll", "cublas64_12.dll"};
-#else
-    std::vector<std::string> found{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11",
-                                   "libcublas.so"};
+    std::vector<std::string> found = cuda::library_names(
+        "QUANT_GRU_CUBLAS",
+        {"libcublas.so.13", "libcublas.so.12", "libcublas.so.11", "libcublas.so"},
+        {"cublas64_13.dll", "cublas64_12.dll"});
+    // libcublas finds libcublasLt in a folder of its own only if it is open already
+    const std::string &path = found.front();
+    const size_t at = path.rfind("/libcublas.");
+    if (at != std::string::npos)
+        cuda::open_if_found(path.substr(0, at) + "/libcublasLt." + path.substr(at + 11));
     // a handle of the caller belongs to the library that the process has opened
-    std::stable_partition(found.begin(), found.end(), [](const std::string &name) {
-        return dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr;
-    });
+    std::stable_partition(found.begin(), found.end(), cuda::is_open);
     return found;
-#endif
 }
 
 Cublas opened() {

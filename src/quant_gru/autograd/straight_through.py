@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.dispatch import Prepared, executor_of
 from quant_gru.kernels.live_weights import LiveWeights, all_live, epochs
+
+Made: TypeAlias = tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]
+"""Output, last states, NaN of rows (cells, N), and codes of the states of each cell (T, N, H)."""
 
 
 @dataclass(eq=False)
@@ -75,9 +78,10 @@ class Differentiated:
         packing: Packing | None,
         dtype: torch.dtype,
         weights: Sequence[Tensor],
+        made: Made | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run a call without noise, differentiably; see `run`."""
-        return run(self, x, h0, Given(packing, None, dtype), weights)
+        return run(self, x, h0, Given(packing, None, dtype, made), weights)
 
 
 @dataclass(eq=False)
@@ -88,11 +92,13 @@ class Given:
         packing: How rows are packed; None for padded sequences.
         noise: Random masks.
         dtype: dtype of the results.
+        made: The results, if the forward has run.
     """
 
     packing: Packing | None = None
     noise: Noise | None = None
     dtype: torch.dtype = torch.float32
+    made: Made | None = None
 
 
 def run(
@@ -133,10 +139,17 @@ class _StraightThrough(torch.autograd.Function):
         h0: Tensor | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        kept = Kept()
-        packing, dtype = given.packing, given.dtype
-        y, h_n = run_real(how.plan, x, h0, None, given.noise, kept, packing, dtype)
-        out = kept.out
+        packing, made = given.packing, given.made
+        if made is None:
+            kept = Kept()
+            y, h_n = run_real(how.plan, x, h0, None, given.noise, kept, packing, given.dtype)
+            nan, out = kept.nan, kept.out
+            nan = nan_of(inward(None, h_n, packing)[1]) if nan is None else nan
+        else:
+            # the graph must not own its results
+            given.made = None
+            y, h_n, nan, codes = made
+            out = list(codes)
         if how.stash_bits:
             out = [
                 packed(codes, q, how.stash_bits)
@@ -144,7 +157,6 @@ class _StraightThrough(torch.autograd.Function):
             ]
         ctx.set_materialize_grads(False)
         ctx.how, ctx.given, ctx.cells, ctx.epochs = how, given, len(out), epochs(how.live)
-        nan = nan_of(inward(None, h_n, packing)[1]) if kept.nan is None else kept.nan
         ctx.save_for_backward(x, h0, nan, *out, *parameters)
         return y, h_n
 

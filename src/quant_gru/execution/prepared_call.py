@@ -22,10 +22,9 @@ from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.weights.contents import Contents
 from quant_gru.kernels.dispatch import Stack, executor_of
-from quant_gru.kernels.live_weights import LiveWeights, all_live, native_update
+from quant_gru.kernels.live_weights import LiveWeights, all_live, launched_update, native_update
 
 SILENT_WRITE = (
     "Expected writes to weights that PyTorch records, got one that it does not, such as a "
@@ -74,6 +73,7 @@ class PreparedCall:
         self._thread = threading.get_ident()
         self._stack: Stack | None = None
         self._native: Any = None
+        self._prepare_step: Callable[..., None] | None = None
         self._updates: list[Callable[[], None]] = []
         if self.live:
             self._follow_weights()
@@ -87,17 +87,16 @@ class PreparedCall:
     def _follow_weights(self) -> None:
         """Prepare updates of the live parts."""
         update = native_update(self.live, self._cells)
-        if update is None:
+        if update is not None:
+            self._updates = [update]
+        else:
             pairs = zip(self.live, self._cells, strict=True)
             self._updates = [live.update_again(*cell) for live, cell in pairs]
-            return
-        self._updates = [update]
         # learned scales are other weights, which a plan does not follow
         if self._guard is not None and len(self._guard.weights) == len(self.weights):
-            cell = self.plan.cells[0][0]
-            sizes = (-1, len(self.live), cell.input_size, cell.hidden_size)
-            functions = (Tensor, torch.is_grad_enabled)
-            self._native = _native.PreparedCheck(sizes, self._guard.native, functions)
+            executor = executor_of(self._device)
+            step = executor.prepared_step(self.plan, self._guard.native)
+            self._native, self._prepare_step = (None, None) if step is None else step
 
     @property
     def is_kept(self) -> bool:
@@ -167,15 +166,20 @@ class PreparedCall:
         """
         if self._native is None:
             return None
-        result = self._native.run(weights, x, hx, lengths, batch_first, packing)
-        if result is None or type(result) is tuple:
+        if self.live and not self._may_update():
+            return None
+        rows_first = batch_first
+        if self.live and batch_first and isinstance(x, Tensor) and x.dim() == 3:
+            # autograd records the transposed input
+            x, rows_first = x.transpose(0, 1), False
+        result = self._native.run(weights, x, hx, lengths, rows_first, packing)
+        if result is None or (type(result) is tuple and not self.live):
             return result
         assert isinstance(x, Tensor)
-        x = x.transpose(0, 1) if batch_first else x
-        if result is NotImplemented:
-            found = self._lay_out(x, hx, lengths, packing)
-        else:
+        if self.live:
             found = self._run_live(x, hx, lengths, packing, result)
+        else:
+            found = self._lay_out(x.transpose(0, 1) if batch_first else x, hx, lengths, packing)
         if found is None or not batch_first:
             return found
         return found[0].transpose(0, 1), found[1]
@@ -186,17 +190,35 @@ class PreparedCall:
         hx: Tensor | None,
         lengths: Tensor | None,
         packing: Packing | None,
-        differentiable: bool,
+        made: Any,
     ) -> tuple[Tensor, Tensor] | None:
-        """Run a call that reads the current weights, if it is as a call before it."""
-        how = self.differentiated
-        if lengths is not None or (differentiable and how is None) or not self._may_update():
+        """Run a call that reads the current weights, if it is as a call before it.
+
+        Args:
+            x: As for `start`.
+            hx: As for `start`.
+            lengths: As for `start`.
+            packing: As for `start`.
+            made: The results of native code, with data for a backward if it is differentiable; or
+                whether the call must be differentiable.
+        """
+        how, dtype = self.differentiated, self._dtype or x.dtype
+        if type(made) is tuple:
+            for each in self.live:
+                each.epoch += 1
+            if len(made) == 2:
+                return made
+            return how.run(x, hx, packing, dtype, self.weights, made)  # type: ignore[no-any-return]
+        if lengths is not None or (made and how is None):
             return None
         self.update()
-        dtype = self._dtype or x.dtype
-        if not differentiable:
-            return run_real(self.plan, x, hx, None, None, None, packing, dtype)
-        found: tuple[Tensor, Tensor] = how.run(x, hx, packing, dtype, self.weights)
+        if made:
+            found: tuple[Tensor, Tensor] = how.run(x, hx, packing, dtype, self.weights)
+        else:
+            found = run_real(self.plan, x, hx, None, None, None, packing, dtype)
+        if self._prepare_step is not None and not capturing(self._device):
+            update = launched_update(self.live, self._cells)
+            self._prepare_step(self._native, update, x, hx, packing, dtype, made)
         return found
 
     def _may_update(self) -> bool:

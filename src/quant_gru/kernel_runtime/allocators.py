@@ -49,6 +49,15 @@ def empty(shape: Sequence[int]) -> Tensor:
     return maker(shape, _CPU)()
 
 
+def row_maker(features: int, device: torch.device, dtype: torch.dtype) -> Callable[[int], Tensor]:
+    """Return a function that allocates the data of a PackedSequence for a number of rows."""
+
+    def make(rows: int) -> Tensor:
+        return torch.empty((rows, features), dtype=dtype, device=device)
+
+    return make
+
+
 def parts(make: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
     """Split a maker, or another function, into the function and arguments for native code."""
     if isinstance(make, functools.partial) and not make.keywords:

@@ -138,12 +138,47 @@ class PreparedCall:
         /,
     ) -> Any: ...
 
+# T, N, dtype of x, dtype of the initial states or -1 without them, and a kind: 0 without lengths, 1
+# with lengths, 2 for packed rows
+FormKey = tuple[int, int, int, int, int]
+
 class PreparedCheck(PreparedCall):
     """Checks of calls that read the current weights: whether their run must be differentiable."""
 
     def __init__(
         self, sizes: tuple[int, int, int, int], guard: WeightGuard, torch: tuple[Any, ...], /
     ) -> None: ...
+
+class UpdateChanges:
+    """Counts changes of what prepared updates write, and of the arguments of their launches."""
+
+    count: int
+    def __init__(self) -> None: ...
+
+class PreparedStepGPU(PreparedCheck):
+    """Steps of training on a GPU: an update of the numbers that follow weights, and a call."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int, int],
+        guard: WeightGuard,
+        torch: tuple[Any, ...],
+        changes: UpdateChanges,
+        most: int,
+        fail: Callable[[int], None],
+        /,
+    ) -> None: ...
+    # split(codes) -> the codes of each cell; None if they are those of one cell
+    def add(
+        self,
+        key: FormKey,
+        differentiable: bool,
+        call: Call,
+        split: Callable[[Tensor], Sequence[Tensor]] | None,
+        /,
+    ) -> None: ...
+    def follow(self, update: Launches, stream: int, keep: object, /) -> None: ...
+    def follows(self, stream: int, /) -> bool: ...
 
 class PreparedCallCPU(PreparedCall):
     """A prepared call on the CPU; without a dtype, results have that of the input."""
@@ -166,9 +201,7 @@ class PreparedCallGPU(PreparedCall):
         most: int,
         /,
     ) -> None: ...
-    # key: T, N, dtype of x, dtype of the initial states or -1 without them, and a kind: 0 without
-    # lengths, 1 with lengths, 2 for packed rows
-    def add(self, key: tuple[int, int, int, int, int], call: Call, /) -> None: ...
+    def add(self, key: FormKey, call: Call, /) -> None: ...
 
 # returns the rows of the first step, the rows of all steps, and the first step with a wrong size,
 # or -1
@@ -294,7 +327,7 @@ class GPUBackward:
         self,
         launches: Launches,
         sizes: tuple[int, int, int, int, bool, bool, int, int],
-        places: Sequence[tuple[int, int]],
+        followed: Sequence[int],
         layouts: Sequence[Layout],
         makers: Sequence[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
         torch: tuple[type[Tensor], Callable[[], int], Streams, Callable[[], bool]],
@@ -694,6 +727,42 @@ def layer_backward_of(
     Sequence[tuple[PlannedLaunch | None, Sequence[NativeMatrix]]],
     Sequence[
         tuple[tuple[LastProduct | None, LastProduct | None, LastProduct | None], NativeMatrix]
+    ],
+    int,
+]: ...
+
+# addresses of arrays, containers of W and R, and addresses of their numbers from W to kh
+BackwardCell = tuple[CellNumbers, tuple[int, int], tuple[int, ...]]
+# T, N, whether there are lengths, and whether rows are packed; dtype and strides of steps, rows and
+# units of x, h0, and the gradients of the output and the last states; dtype of gradients of
+# weights; wanted gradients
+BackwardForm = tuple[
+    int, int, bool, bool, tuple[tuple[int, int, int, int] | None, ...], int, Sequence[bool]
+]
+
+# zero: address of a float32 zero. precision: as for `layer_backward_of`. workspace(product) -> its
+# bytes, or None if the product is no launch. Returns steps, and bytes of the workspace. A step is a
+# launch, matrices as in `layer_backward_of`, or products with the tensors and offsets of their
+# results and with the offset of the workspace that they share, or None if they are no launches.
+# Fields of launches follow tensors, see `GRUTensor` in cuda/host/gru_backward.hpp.
+def gru_backward_of(
+    cells: Sequence[BackwardCell],
+    directions: int,
+    form: BackwardForm,
+    zero: int,
+    precision: tuple[int, bool, bool, int],
+    clusters: Mapping[int, int],
+    policy: BackwardPolicy,
+    workspace: Callable[[LastProduct], int | None],
+    /,
+) -> tuple[
+    Sequence[
+        tuple[
+            PlannedLaunch | None,
+            Sequence[NativeMatrix],
+            Sequence[tuple[LastProduct, tuple[int, int]]],
+            int | None,
+        ]
     ],
     int,
 ]: ...

@@ -6,7 +6,7 @@ it what they do not support. All return the same codes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -37,6 +37,9 @@ from quant_gru.kernels.cuda.weights.contents import Contents
 Stack: TypeAlias = cpu.Stack | cuda_stack.Stack
 Prepared: TypeAlias = PreparedBackward | _native.CPUBackward
 
+PreparedStep: TypeAlias = tuple[_native.PreparedCheck, Callable[..., None] | None]
+"""Native checks of calls, and a function that lets native code run calls like the last one."""
+
 PRECISIONS = tuple(cuda_call.PRECISIONS)
 """Precisions of GEMMs in a GPU backward: 8, at least 11 or 24 bits. Accumulators are float32."""
 
@@ -53,6 +56,15 @@ class Executor:
 
         Args:
             plan: The plan.
+        """
+        return None
+
+    def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
+        """Return native checks of calls of a plan that follows its weights; None if there are none.
+
+        Args:
+            plan: The plan.
+            guard: The guard of the weights.
         """
         return None
 
@@ -246,6 +258,14 @@ class CPU(Executor):
         """See `Executor`."""
         return cpu.stack_of(plan)
 
+    def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
+        """See `Executor`."""
+        if not _is_native():
+            return None
+        cell, count = plan.cells[0][0], sum(map(len, plan.cells))
+        sizes = (-1, count, cell.input_size, cell.hidden_size)
+        return _native.PreparedCheck(sizes, guard, (Tensor, torch.is_grad_enabled)), None
+
     def prepared_backward(self, plan: GRUPlan, precision: str) -> Prepared | None:
         """See `Executor`."""
         stack = cpu.stack_of(plan)
@@ -325,6 +345,12 @@ class CUDA(Executor):
         """See `Executor`."""
         runs = plan.rounds_to_even and not plan.is_far
         return cuda_stack.stack_of(plan) if runs else None
+
+    def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
+        """See `Executor`."""
+        runs = plan.rounds_to_even and not plan.is_far
+        stack = cuda_stack.stack_of(plan) if runs else None
+        return None if stack is None else (stack.prepared_step(guard), stack.prepare_step)
 
     def prepared_backward(self, plan: GRUPlan, precision: str) -> Prepared | None:
         """See `Executor`."""

@@ -26,12 +26,12 @@ from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU
 from quant_gru.kernels.cuda.machine import available
-from quant_gru.kernels.cuda.plan.tensors import kept_numbers
+from quant_gru.kernels.cuda.plan.tensors import CHANGES, kept_numbers
 from quant_gru.kernels.cuda.weights.requantize import Given
 from quant_gru.kernels.cuda.weights.requantize import Writer as OnGPU
 
@@ -188,9 +188,21 @@ class LiveWeights:
         given = (W, R, bw, br)
         laid_out = all(w is None or (w.is_contiguous() and not w.is_neg()) for w in given)
         if laid_out and isinstance(self._writer, OnGPU) and self._writer.takes(*given):
-            where = ((0, None) if w is None else (w.data_ptr(), w.dtype) for w in given)
-            return partial(self._repeat, tuple(where))
+            return partial(self._repeat, _addresses(given))
         return partial(self.update, W, R, bw, br)
+
+    def launch_of(self, weights: Sequence[Tensor | None]) -> tuple[OnGPU, Prepared] | None:
+        """Return the writer on a GPU, and launches that repeat the last update of these weights.
+
+        They hold until `CHANGES` counts. Return None if there are no such launches.
+
+        Args:
+            weights: W, R, bw, br.
+        """
+        if not isinstance(self._writer, OnGPU):
+            return None
+        launch = self._writer.launch_of(_addresses(weights))
+        return None if launch is None else (self._writer, launch)
 
     def native_writer(self) -> tuple[_native.Weights, dict[str, _native.Layer]] | None:
         """Return the native writer on the CPU and the layers made of the part; None without one."""
@@ -224,6 +236,7 @@ class LiveWeights:
             return
         now = torch._C._cuda_getCurrentRawStream(device.index)
         if now != self._raw_stream:
+            CHANGES.count += 1
             stream = torch.cuda.current_stream(device)
             if self._stream is not None:
                 stream.wait_stream(self._stream)
@@ -311,6 +324,28 @@ def native_update(
                 each.epoch += 1
 
     return update
+
+
+def launched_update(
+    live: Sequence[LiveWeights], cells: Sequence[Sequence[Tensor | None]]
+) -> Prepared | None:
+    """Return launches that repeat the last update of all parts on a GPU until `CHANGES` counts.
+
+    Return None if there are none.
+
+    Args:
+        live: The live parts of a plan.
+        cells: W, R, bw, br of each.
+    """
+    found = [each.launch_of(weights) for each, weights in zip(live, cells, strict=True)]
+    writers = [each for each in found if each is not None]
+    if not writers or len(writers) != len(found):
+        return None
+    return writers[0][0].join([launch for _, launch in writers])
+
+
+def _addresses(weights: Sequence[Tensor | None]) -> Given:
+    return tuple((0, None) if w is None else (w.data_ptr(), w.dtype) for w in weights)
 
 
 def _is_plain(w: Tensor) -> bool:

@@ -28,22 +28,15 @@ struct Nvrtc {
     std::string version() const { return std::to_string(major) + "." + std::to_string(minor); }
 };
 
-std::vector<std::string> names() {
-    if (const std::string chosen = environment(kEmbedder.nvrtc_variable); !chosen.empty())
-        return {chosen};
-#if defined(_WIN32)
-    return {"nvrtc64_130_0.dll", "nvrtc64_120_0.dll"};
-#else
-    return {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
-#endif
-}
-
 Nvrtc opened() {
-    const SharedLibrary library("NVRTC", names(),
-                                ("set " + std::string(kEmbedder.nvrtc_variable) +
-                                 " to the path of libnvrtc.so.13, which the CUDA toolkit and the "
-                                 "package nvidia-cuda-nvrtc have")
-                                    .c_str());
+    const SharedLibrary library(
+        "NVRTC",
+        library_names(kEmbedder.nvrtc_variable, {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"},
+                      {"nvrtc64_130_0.dll", "nvrtc64_120_0.dll"}),
+        ("set " + std::string(kEmbedder.nvrtc_variable) +
+         " to the path of libnvrtc.so.13, which the CUDA toolkit and the "
+         "package nvidia-cuda-nvrtc have")
+            .c_str());
     Nvrtc n;
     library.find(n.nvrtcVersion, "nvrtcVersion");
     library.find(n.nvrtcCreateProgram, "nvrtcCreateProgram");

@@ -8,19 +8,11 @@
 namespace kernel_runtime::cuda {
 namespace {
 
-std::vector<std::string> names() {
-    if (const std::string chosen = environment(kEmbedder.driver_variable); !chosen.empty())
-        return {chosen};
-#if defined(_WIN32)
-    return {"nvcuda.dll"};
-#else
-    return {"libcuda.so.1"};
-#endif
-}
-
 Driver opened() {
-    const SharedLibrary library("the driver of an NVIDIA GPU", names(),
-                                "libcuda.so.1 is a part of it");
+    const SharedLibrary library(
+        "the driver of an NVIDIA GPU",
+        library_names(kEmbedder.driver_variable, {"libcuda.so.1"}, {"nvcuda.dll"}),
+        "libcuda.so.1 is a part of it");
     Driver d;
     library.find(d.cuInit, "cuInit");
     library.find(d.cuDeviceGetCount, "cuDeviceGetCount");

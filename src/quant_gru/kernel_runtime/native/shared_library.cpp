@@ -25,6 +25,28 @@ constexpr int RTLD_NOW = 0;
 }  // namespace
 #endif
 
+std::vector<std::string> library_names(const char *variable,
+                                       [[maybe_unused]] std::vector<std::string> on_linux,
+                                       [[maybe_unused]] std::vector<std::string> on_windows) {
+    const char *chosen = std::getenv(variable);
+    if (chosen && *chosen) return {chosen};
+#if defined(_WIN32)
+    return on_windows;
+#else
+    return on_linux;
+#endif
+}
+
+bool is_open(const std::string &name) {
+#if defined(_WIN32)
+    return GetModuleHandleA(name.c_str()) != nullptr;
+#else
+    return dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr;
+#endif
+}
+
+void open_if_found(const std::string &name) { dlopen(name.c_str(), RTLD_NOW); }
+
 SharedLibrary::SharedLibrary(const char *what, const std::vector<std::string> &names,
                              const char *advice)
     : what_(what) {
@@ -49,12 +71,7 @@ void *SharedLibrary::symbol(const char *name) const {
 
 void SharedLibrary::open_beside(const std::string &name) const {
     const size_t end = name_.find_last_of("/\\");
-    if (end != std::string::npos) dlopen((name_.substr(0, end + 1) + name).c_str(), RTLD_NOW);
-}
-
-std::string environment(const char *name) {
-    const char *value = std::getenv(name);
-    return value ? value : "";
+    if (end != std::string::npos) open_if_found(name_.substr(0, end + 1) + name);
 }
 
 }  // namespace kernel_runtime::cuda

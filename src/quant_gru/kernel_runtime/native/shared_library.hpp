@@ -28,7 +28,15 @@ class SharedLibrary {
     void *handle_ = nullptr;
 };
 
-// The value of an environment variable; "" if it is not set.
-std::string environment(const char *name);
+// Where a library is looked for: the value of an environment variable, if it is set; otherwise
+// names under Linux or Windows.
+std::vector<std::string> library_names(const char *variable, std::vector<std::string> on_linux,
+                                       std::vector<std::string> on_windows);
+
+// Whether the process has opened a library.
+bool is_open(const std::string &name);
+
+// Opens a library, which others may load by name; does nothing if there is none.
+void open_if_found(const std::string &name);
 
 }  // namespace kernel_runtime::cuda

@@ -7,12 +7,12 @@ namespace nb = nanobind;
 
 namespace quant_gru {
 
-GPUBackward::GPUBackward(Launches &launches, const Sizes &sizes, std::vector<Place> places,
+GPUBackward::GPUBackward(Launches &launches, const Sizes &sizes, std::vector<size_t> followed,
                          std::vector<Layout> layouts, const std::vector<nb::object> &makers,
                          const nb::tuple &torch, nb::object fail, nb::object keep)
     : launches_(launches),
       sizes_(sizes),
-      places_(std::move(places)),
+      followed_(std::move(followed)),
       tensors_(torch[0], sizes.device),
       layouts_(std::move(layouts)),
       current_device_(torch[1]),
@@ -29,10 +29,10 @@ GPUBackward::GPUBackward(Launches &launches, const Sizes &sizes, std::vector<Pla
             makers_.emplace_back(Maker(nb::borrow(parts[0]), nb::cast<nb::tuple>(parts[1])));
         }
     }
-    const auto tensors = static_cast<int64_t>(outs + makers_.size() - 1) + sizes.cells;
-    for (const Place &place : places_)
-        if (place.tensor < 0 || place.tensor >= tensors)
-            throw std::out_of_range("Expected a place to be in a tensor of the call");
+    const size_t tensors = outs + makers_.size() - 1 + static_cast<size_t>(sizes.cells);
+    for (const size_t each : followed_)
+        if (each >= tensors)
+            throw std::out_of_range("Expected fields to follow a tensor of the call");
 }
 
 bool GPUBackward::lies(const nb::object &tensor, const Layout &layout, View &found) const {
@@ -108,9 +108,8 @@ nb::object GPUBackward::run(const Given &given) {
         found.append(made);
     }
     std::vector<uintptr_t> bases;
-    bases.reserve(places_.size());
-    for (const auto &[tensor, offset] : places_)
-        bases.push_back(at[static_cast<size_t>(tensor)] + static_cast<uintptr_t>(offset));
+    bases.reserve(followed_.size());
+    for (const size_t each : followed_) bases.push_back(at[each]);
     int status;
     {
         // A full launch queue may wait for a host function that needs the GIL.

@@ -23,10 +23,6 @@ class GPUBackward {
     // Indices of the tensors of a call. From `outs` on: the codes of the states of each cell, then
     // the gradients.
     enum { space, x, h0, lengths, nan, grad_y, grad_last, sorted, unsorted, outs };
-    // An address: a tensor and an offset in bytes.
-    struct Place {
-        int64_t tensor, offset;
-    };
     struct Sizes {
         int64_t device;  // get_device() of the tensors
         int64_t space;   // bytes of workspace
@@ -36,14 +32,14 @@ class GPUBackward {
         int64_t T, N;
     };
 
-    // places: of the fields that `launches` moves, in their order.
+    // followed: the tensors that the fields of `launches` follow, in their order.
     // layouts: of x, h0, the gradient of the output and the gradient of the last states.
     // makers: of the workspace, then of the gradients; None for a gradient that is not wanted. The
     // maker of packed rows receives their number.
     // torch: Tensor, a function that returns the current device, the functions of a CurrentStream,
     // and a function that returns whether a graph is being captured.
     // fail: raises the error of a status. keep: owns the launches and the memory that they read.
-    GPUBackward(Launches &launches, const Sizes &sizes, std::vector<Place> places,
+    GPUBackward(Launches &launches, const Sizes &sizes, std::vector<size_t> followed,
                 std::vector<Layout> layouts, const std::vector<nanobind::object> &makers,
                 const nanobind::tuple &torch, nanobind::object fail, nanobind::object keep);
 
@@ -66,7 +62,7 @@ class GPUBackward {
 
     Launches &launches_;
     Sizes sizes_;
-    std::vector<Place> places_;
+    std::vector<size_t> followed_;
     Tensors tensors_;
     std::vector<Layout> layouts_;
     std::vector<std::optional<Maker>> makers_;

@@ -16,7 +16,7 @@
 
 #include "bindings/gpu_numbers.hpp"
 #include "bindings/tensor_cell.hpp"
-#include "cuda/host/layer_backward.hpp"
+#include "cuda/host/gru_backward.hpp"
 
 namespace nb = nanobind;
 
@@ -52,16 +52,22 @@ cuda::Place slot_place(size_t direction, size_t slot) {
     return {static_cast<cuda::Block>(number)};
 }
 
+nb::object tuple_of(const std::optional<cuda::Launch> &launch) {
+    if (!launch) return nb::none();
+    return launch_tuple(*launch, dict_of(launch->kernel.macros));
+}
+
+std::vector<MatrixTuple> tuples_of(const std::vector<cuda::Matrix> &matrices) {
+    std::vector<MatrixTuple> found;
+    for (const cuda::Matrix &each : matrices) found.push_back(tuple_of(each));
+    return found;
+}
+
 // For each step its launch or None, and matrices.
 nb::list list_of(const std::vector<cuda::BackwardStep> &steps) {
     nb::list found;
-    for (const cuda::BackwardStep &each : steps) {
-        std::vector<MatrixTuple> matrices;
-        for (const cuda::Matrix &matrix : each.matrices) matrices.push_back(tuple_of(matrix));
-        nb::object launch = nb::none();
-        if (each.launch) launch = launch_tuple(*each.launch, dict_of(each.launch->kernel.macros));
-        found.append(nb::make_tuple(launch, matrices));
-    }
+    for (const cuda::BackwardStep &each : steps)
+        found.append(nb::make_tuple(tuple_of(each.launch), tuples_of(each.matrices)));
     return found;
 }
 
@@ -91,6 +97,75 @@ nb::tuple layer_backward_of(const std::vector<DirectionTuple> &given, int64_t T,
             nb::make_tuple(nb::make_tuple(tuple_of(each.x), tuple_of(each.W), tuple_of(each.R)),
                            tuple_of(each.d)));
     return nb::make_tuple(list_of(made.steps), results, made.space);
+}
+
+// A cell, the containers of the codes of W and R, and addresses of the slots from W to kh.
+using GRUCellTuple = std::tuple<CellTuple, std::array<int64_t, 2>, std::array<cuda::Address, 10>>;
+
+// The dtype of real values, and their strides of steps, rows and units.
+using LayoutTuple = std::tuple<int, int64_t, int64_t, int64_t>;
+
+std::optional<cuda::RealLayout> layout_of(const std::optional<LayoutTuple> &given) {
+    if (!given) return {};
+    const auto [kind, step, next, unit] = *given;
+    return cuda::RealLayout{kind, step, next, unit};
+}
+
+// T and N, whether there are lengths, and whether rows are packed; layouts of x, h0 and the
+// gradients of the output and the last states; dtype of gradients of weights, and the wanted ones.
+using GRUFormTuple = std::tuple<int64_t, int64_t, bool, bool,
+                                std::array<std::optional<LayoutTuple>, 4>, int, std::vector<bool>>;
+
+// A launch refers to tensors of the backward instead of memories.
+nb::object launch_of_gru(const std::optional<cuda::Launch> &given) {
+    if (!given) return nb::none();
+    cuda::Launch launch = *given;
+    for (cuda::Field &each : launch.fields)
+        each.place.block = static_cast<cuda::Block>(tensor_of(each.place));
+    return tuple_of(launch);
+}
+
+nb::list list_of(const cuda::GradientProducts &products) {
+    nb::list found;
+    for (const auto &[product, result] : products.all)
+        found.append(
+            nb::make_tuple(tuple_of(product), nb::make_tuple(tensor_of(result), result.offset)));
+    return found;
+}
+
+// Returns the steps: a launch or None, matrices, products, and the offset of their workspace or
+// None; and bytes of the workspace.
+nb::tuple gru_backward_of(const std::vector<GRUCellTuple> &given, int64_t directions,
+                          const GRUFormTuple &form, cuda::Address zero,
+                          const PrecisionTuple &precision, const cuda::Clusters &clusters,
+                          const BackwardPolicy &policy, const nb::object &workspace) {
+    std::vector<cuda::GRUCell> cells;
+    for (const auto &[cell, kinds, weights] : given)
+        cells.push_back({cell_of(cell), kinds, weights});
+    const auto &[T, N, has_lengths, is_packed, layouts, weights, wanted] = form;
+    const auto [x, h0, grad_y, grad_last] = layouts;
+    const cuda::GRUBackwardForm numbers{T,
+                                        N,
+                                        has_lengths,
+                                        is_packed,
+                                        layout_of(x).value(),
+                                        layout_of(h0),
+                                        layout_of(grad_y),
+                                        layout_of(grad_last),
+                                        weights,
+                                        wanted};
+    const auto [planes, exact_weights, half, operand] = precision;
+    const auto bytes = [&workspace](const cuda::LastProduct &product) {
+        return nb::cast<std::optional<int64_t>>(workspace(tuple_of(std::optional(product))));
+    };
+    const cuda::GRUBackward made =
+        gru_backward(std::move(cells), directions, numbers, zero,
+                     {planes, exact_weights, half, operand}, clusters, policy, bytes);
+    nb::list steps;
+    for (const cuda::GRUBackwardStep &each : made.steps)
+        steps.append(nb::make_tuple(launch_of_gru(each.launch), tuples_of(each.matrices),
+                                    list_of(each.products), each.products.workspace));
+    return nb::make_tuple(steps, made.space);
 }
 
 void bind_shapes(nb::module_ &m) {
@@ -164,6 +239,7 @@ void bind_gpu_backward(nb::module_ &m) {
         .def_rw("from_bytes", &BackwardPolicy::from_bytes)
         .def_rw("derivatives", &BackwardPolicy::derivatives, nb::arg().none());
     m.def("layer_backward_of", &layer_backward_of);
+    m.def("gru_backward_of", &gru_backward_of);
 }
 
 }  // namespace quant_gru

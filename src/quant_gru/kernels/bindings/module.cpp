@@ -71,19 +71,17 @@ using BackwardNumbers =
 using Dimensions = std::vector<int64_t>;
 
 void make_gpu_backward(GPUBackward *self, Launches &launches, const BackwardNumbers &sizes,
-                       const std::vector<std::tuple<int64_t, int64_t>> &places,
+                       const std::vector<size_t> &followed,
                        const std::vector<std::tuple<Dimensions, Dimensions, int>> &layouts,
                        const std::vector<nb::object> &makers, const nb::tuple &torch,
                        nb::object fail, nb::object keep) {
     const auto &[device, space, most, cells, has_lengths, is_packed, T, N] = sizes;
-    std::vector<GPUBackward::Place> to;
-    for (const auto &[tensor, offset] : places) to.push_back({tensor, offset});
     std::vector<GPUBackward::Layout> found;
     for (const auto &[shape, strides, kind] : layouts)
         found.push_back({shape, strides, static_cast<Float>(kind)});
-    new (self) GPUBackward(launches, {device, space, most, cells, has_lengths, is_packed, T, N},
-                           std::move(to), std::move(found), makers, torch, std::move(fail),
-                           std::move(keep));
+    new (self)
+        GPUBackward(launches, {device, space, most, cells, has_lengths, is_packed, T, N}, followed,
+                    std::move(found), makers, torch, std::move(fail), std::move(keep));
 }
 
 nb::object run_gpu_backward(GPUBackward &call, const nb::object &x, const nb::object &h0,
@@ -112,6 +110,14 @@ void make_prepared_gpu(PreparedCallGPU *self, const PreparedNumbers &sizes,
                        const WeightGuard &guard, const nb::tuple &torch, int64_t most) {
     const auto &[device, states, C, H] = sizes;
     new (self) PreparedCallGPU({device, states, C, H}, guard, torch, most);
+}
+
+void make_prepared_step(PreparedStepGPU *self, const PreparedNumbers &sizes,
+                        const WeightGuard &guard, const nb::tuple &torch,
+                        const UpdateChanges &changes, int64_t most, nb::object fail) {
+    const auto &[device, states, C, H] = sizes;
+    new (self)
+        PreparedStepGPU({device, states, C, H}, guard, torch, changes, most, std::move(fail));
 }
 
 // Returns the fields of PackedRows.
@@ -166,6 +172,14 @@ NB_MODULE(_native, m) {
              nb::arg().none(), nb::arg(), nb::arg().none() = nb::none());
     nb::class_<PreparedCheck, PreparedCall>(m, "PreparedCheck")
         .def("__init__", &make_prepared_check, nb::keep_alive<1, 3>());
+    nb::class_<UpdateChanges>(m, "UpdateChanges")
+        .def(nb::init<>())
+        .def_rw("count", &UpdateChanges::count);
+    nb::class_<PreparedStepGPU, PreparedCheck>(m, "PreparedStepGPU")
+        .def("__init__", &make_prepared_step, nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>())
+        .def("add", &PreparedStepGPU::add, nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
+        .def("follow", &PreparedStepGPU::follow)
+        .def("follows", &PreparedStepGPU::follows);
     nb::class_<PreparedCallCPU, PreparedCall>(m, "PreparedCallCPU")
         .def(nb::init<CPUCalls &, const WeightGuard &, const nb::tuple &, const nb::object &>(),
              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::arg(), nb::arg(), nb::arg(),

@@ -1,5 +1,6 @@
 #include "bindings/prepared_call.hpp"
 
+#include <stdexcept>
 #include <utility>
 
 namespace nb = nanobind;
@@ -16,6 +17,12 @@ PreparedCall::Sizes sizes_of(const Stack &stack) {
 }
 
 }  // namespace
+
+FormKey key_of(const Call::Given &given) {
+    const int states = given.h0 ? static_cast<int>(given.h0_view.kind) : -1;
+    const int rows = given.packing ? 2 : given.lengths ? 1 : 0;
+    return {given.T(), given.N(), static_cast<int>(given.x_view.kind), states, rows};
+}
 
 PreparedCall::PreparedCall(const Sizes &sizes, const WeightGuard &guard, const nb::tuple &torch)
     : sizes_(sizes), tensors_(torch[0], sizes.device), guard_(guard), is_grad_enabled_(torch[1]) {}
@@ -59,6 +66,65 @@ nb::object PreparedCheck::start(const Call::Given &given) {
     return nb::bool_(wants_gradient(given));
 }
 
+PreparedStepGPU::PreparedStepGPU(const PreparedCall::Sizes &sizes, const WeightGuard &guard,
+                                 const nb::tuple &torch, const UpdateChanges &changes, int64_t most,
+                                 nb::object fail)
+    : PreparedCheck(sizes, guard, torch),
+      changes_(changes),
+      current_device_(torch[2]),
+      is_capturing_(torch[3]),
+      current_stream_(torch[4]),
+      fail_(std::move(fail)),
+      workspace_(most) {}
+
+void PreparedStepGPU::add(const FormKey &key, bool differentiable, nb::object call,
+                          nb::object split) {
+    // Replaced objects are released last, because other threads may run then.
+    decltype(calls_) before;
+    if (calls_.size() >= most_calls) std::swap(calls_, before);
+    Prepared made{std::move(call), std::move(split)};
+    std::swap(calls_[{key, differentiable}], made);
+}
+
+void PreparedStepGPU::follow(Launches &update, uintptr_t stream, nb::object keep) {
+    update_ = &update;
+    stream_ = stream;
+    seen_ = changes_.count;
+    std::swap(keep_, keep);
+}
+
+nb::object PreparedStepGPU::start(const Call::Given &given) {
+    const bool differentiable = wants_gradient(given);
+    nb::object general = nb::bool_(differentiable);
+    const auto found = calls_.find({key_of(given), differentiable});
+    if (found == calls_.end() || number(call(current_device_)) != sizes_.device ||
+        holds_true(call(is_capturing_)))
+        return general;
+    const auto stream = static_cast<uintptr_t>(number(call(current_stream_)));
+    if (!follows(stream)) return general;
+    // These references keep the objects alive if another thread replaces them.
+    const Prepared made = found->second;
+    const nb::object keep = keep_;
+    int status;
+    {
+        // A full launch queue may wait for a host function that needs the GIL.
+        nb::gil_scoped_release release;
+        status = update_->start(stream);
+    }
+    if (status) {
+        fail_(status);
+        throw std::runtime_error("a launch failed");
+    }
+    const nb::object results = nb::cast<Call *>(made.call)->run(given, &workspace_);
+    // The caller's run repeats the update.
+    if (results.ptr() == Py_NotImplemented) return general;
+    if (!differentiable) return results;
+    const nb::tuple all = nb::cast<nb::tuple>(results);
+    const nb::object codes =
+        made.split.is_none() ? nb::object(nb::make_tuple(all[3])) : made.split(all[3]);
+    return nb::make_tuple(all[0], all[1], all[2], codes);
+}
+
 PreparedCallCPU::PreparedCallCPU(CPUCalls &calls, const WeightGuard &guard, const nb::tuple &torch,
                                  const nb::object &dtype)
     : PreparedCall(sizes_of(calls.stack()), guard, torch),
@@ -77,7 +143,7 @@ PreparedCallGPU::PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard,
       is_capturing_(torch[3]),
       workspace_(most) {}
 
-void PreparedCallGPU::add(const Key &key, nb::object call) {
+void PreparedCallGPU::add(const FormKey &key, nb::object call) {
     // Replaced objects are released last, because other threads may run then.
     decltype(calls_) before;
     if (calls_.size() >= most_calls) std::swap(calls_, before);
@@ -85,10 +151,7 @@ void PreparedCallGPU::add(const Key &key, nb::object call) {
 }
 
 nb::object PreparedCallGPU::start(const Call::Given &given) {
-    const int states = given.h0 ? static_cast<int>(given.h0_view.kind) : -1;
-    const int rows = given.packing ? 2 : given.lengths ? 1 : 0;
-    const auto found =
-        calls_.find({given.T(), given.N(), static_cast<int>(given.x_view.kind), states, rows});
+    const auto found = calls_.find(key_of(given));
     if (found == calls_.end()) return nb::borrow(Py_NotImplemented);
     // This reference keeps the call alive if another thread replaces it.
     const nb::object kept = found->second;

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "bindings/cpu_calls.hpp"
 #include "bindings/cuda_call.hpp"
@@ -15,6 +16,11 @@
 #include "kernel_runtime/native/tensor_view.hpp"
 
 namespace quant_gru {
+
+// The form of a call: T, N, the dtype of x, the dtype of the initial states or -1 without them,
+// and 0 without lengths, 1 with lengths, 2 with packed rows.
+using FormKey = std::tuple<int64_t, int64_t, int, int, int>;
+FormKey key_of(const Call::Given &given);
 
 class PreparedCall {
  public:
@@ -62,6 +68,48 @@ class PreparedCheck : public PreparedCall {
     nanobind::object start(const Call::Given &given) override;
 };
 
+// Counts changes of what prepared updates write, and of the arguments of their launches.
+struct UpdateChanges {
+    int64_t count = 0;
+};
+
+// Steps of training on a GPU: launches update the numbers that follow the weights, then a prepared
+// call runs. `run` returns what PreparedCheck returns if the caller has to run the step.
+class PreparedStepGPU : public PreparedCheck {
+ public:
+    // torch: as for PreparedCallGPU, then a function that returns the current stream.
+    PreparedStepGPU(const PreparedCall::Sizes &sizes, const WeightGuard &guard,
+                    const nanobind::tuple &torch, const UpdateChanges &changes, int64_t most,
+                    nanobind::object fail);
+
+    // Adds the Call for steps of this form, which keeps what a backward needs if `differentiable`.
+    // split(codes) -> the codes of each cell; None if they are those of one cell.
+    void add(const FormKey &key, bool differentiable, nanobind::object call,
+             nanobind::object split);
+    // Sets the launches of an update. They are used on this stream, until something changes.
+    void follow(Launches &update, uintptr_t stream, nanobind::object keep);
+    // Whether the launches of the update are still those that the parts need on this stream.
+    bool follows(uintptr_t stream) const {
+        return update_ && changes_.count == seen_ && stream == stream_;
+    }
+
+ protected:
+    // Returns the results of the call, with a list of codes of each cell.
+    nanobind::object start(const Call::Given &given) override;
+
+ private:
+    struct Prepared {
+        nanobind::object call, split;
+    };
+    const UpdateChanges &changes_;
+    nanobind::object current_device_, is_capturing_, current_stream_, fail_, keep_;
+    std::map<std::pair<FormKey, bool>, Prepared> calls_;
+    Workspace workspace_;
+    Launches *update_ = nullptr;
+    uintptr_t stream_ = 0;
+    int64_t seen_ = 0;
+};
+
 // Calls on the CPU.
 class PreparedCallCPU : public PreparedCall {
  public:
@@ -87,19 +135,15 @@ class PreparedCallGPU : public PreparedCall {
     PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard, const nanobind::tuple &torch,
                     int64_t most);
 
-    // The form of a call: T, N, the dtype of x, the dtype of the initial states or -1 without them,
-    // and 0 without lengths, 1 with lengths, 2 with packed rows.
-    using Key = std::tuple<int64_t, int64_t, int, int, int>;
-
     // Adds the Call for all calls of this form.
-    void add(const Key &key, nanobind::object call);
+    void add(const FormKey &key, nanobind::object call);
 
  protected:
     nanobind::object start(const Call::Given &given) override;
 
  private:
     nanobind::object current_device_, is_capturing_;
-    std::map<Key, nanobind::object> calls_;
+    std::map<FormKey, nanobind::object> calls_;
     Workspace workspace_;
 };
 

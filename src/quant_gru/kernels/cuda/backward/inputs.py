@@ -93,7 +93,7 @@ class Call:
             x = _as(x, plan.x.container)
         self.strides = x.stride()[:2]
         if grad_out is None:
-            grad_out = _zero(self.device).expand(T, N, H)
+            grad_out = zero_on(self.device).expand(T, N, H)
         # kernels accept any strides
         self.grad_out = _real(grad_out)
         states = plan.h.container
@@ -182,7 +182,7 @@ def weights_of(plan: CellPlan) -> tuple[dict[str, Tensor], bool]:
     return found, own
 
 
-def _zero(device: torch.device) -> Tensor:
+def zero_on(device: torch.device) -> Tensor:
     """Return the zero that replaces an absent gradient of the output."""
     kept = _zeros.get(device)
     if kept is None:

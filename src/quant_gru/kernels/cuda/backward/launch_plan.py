@@ -96,13 +96,13 @@ class Schedule:
         work = [self._step(*each) for each in steps]
         factors = [
             {
-                name: Factors(_matrix(each[0]), _matrix(each[1]), each[2])
+                name: Factors(matrix_of(each[0]), matrix_of(each[1]), each[2])
                 for name, each in zip("xWR", products, strict=True)
                 if each is not None
             }
             for products, _ in results
         ]
-        self._d = [_matrix(d) for _, d in results]
+        self._d = [matrix_of(d) for _, d in results]
         self.products = LastProducts(machine, self.memory, factors)
         if self.products.launch is not None:
             work.append(self.products.launch)
@@ -112,7 +112,7 @@ class Schedule:
         self, launch: _native.PlannedLaunch | None, matrices: Sequence[_native.NativeMatrix]
     ) -> Prepared | Step:
         if launch is None:
-            return _work(list(map(_matrix, matrices)))
+            return work_of(matrices)
         record = arguments_of(launch)
         self._records.append(record)
         slots = [memory for at in self.at for memory in at.values()]
@@ -139,12 +139,12 @@ class Schedule:
                 at["bw"].move(db_at + 24 * d * H)
                 at["br"].move(db_at + 24 * d * H + 12 * H)
             # tensors that must live until all kernels are launched
-            keep = self.point(calls)
+            keep = self._point(calls)
             found = self._start(memory, dh0, db)
             del keep
             return found
 
-    def point(self, calls: Sequence[Call]) -> list[Any]:
+    def _point(self, calls: Sequence[Call]) -> list[Any]:
         """Point arguments to the tensors of calls.
 
         Returns:
@@ -160,11 +160,6 @@ class Schedule:
             for name, stride in zip(_STRIDES, strides, strict=True):
                 at[name].move(stride)
         return keep
-
-    @property
-    def follows_plans(self) -> bool:
-        """Whether kernels read the plans' own weights, as the last `point` found them."""
-        return None not in self._parts
 
     def _point_at_weights(self, d: int, call: Call) -> dict[str, Tensor] | None:
         """Point arguments to the weights.
@@ -216,13 +211,15 @@ class Schedule:
         return results
 
 
-def _matrix(given: _native.NativeMatrix) -> Matrix:
+def matrix_of(given: _native.NativeMatrix) -> Matrix:
+    """Return a matrix of native code."""
     start, rows, columns, element = given
     return Matrix(start, rows, columns, _ELEMENTS[element])
 
 
-def _work(matrices: Sequence[Matrix]) -> Step:
+def work_of(given: Sequence[_native.NativeMatrix]) -> Step:
     """Return a product of matrices, or the filling of a single one."""
+    matrices = list(map(matrix_of, given))
 
     def fill(memory: Tensor, _: Sequence[Tensor | None]) -> None:
         matrices[0].of(memory).fill_(-1)

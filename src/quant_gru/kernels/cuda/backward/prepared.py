@@ -20,12 +20,10 @@ from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.backward.gru_launches import GRULaunches
+from quant_gru.kernels.cuda.backward.gru_launches import Given, GRULaunches
 from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision
 from quant_gru.kernels.cuda.backward.time_chunks import steps_of
 from quant_gru.kernels.cuda.boundary import boundary
-from quant_gru.kernels.cuda.boundary.gradient_border import Given
-from quant_gru.kernels.cuda.forward.planned_launches import joined
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 _MOST_KINDS = 64
@@ -180,13 +178,9 @@ class RepeatedBackward:
         self._machine, self._device = machine, given.x.device
         launches = self._launches = GRULaunches(plan, given, wanted, precision, machine)
         self.follows_plan = launches.follows_plan
-        self._steps = joined(machine, launches.steps)
+        self._steps = launches.steps
         self._makers = launches.makers
         self._make_memory = maker((launches.size,), given.x.device, torch.int8)
-        self._moves = [
-            (memory.move, *place)
-            for memory, place in zip(launches.fields, launches.places, strict=True)
-        ]
         self._lock = threading.Lock()
         self._space: _Space | None = None
         self.native = self._native_call(given)
@@ -195,7 +189,7 @@ class RepeatedBackward:
         launches, first = self._launches, self._steps[0]
         if len(self._steps) > 1 or callable(first):
             return None
-        for memory in launches.fields:
+        for memory in launches.fields.values():
             first.native.follow(memory.fields)
         is_gpu = self._device.type == "cuda"
         raw = torch._C
@@ -214,7 +208,7 @@ class RepeatedBackward:
         return _native.GPUBackward(
             first.native,
             sizes,
-            launches.places,
+            list(launches.fields),
             layouts,
             [parts(self._make_memory), *makers],
             functions,
@@ -255,8 +249,8 @@ class RepeatedBackward:
             memory = space.memory
             bases = [memory.data_ptr()]
             bases += [0 if each is None else each.data_ptr() for each in tensors]
-            for move, tensor, offset in self._moves:
-                move(bases[tensor] + offset)
+            for tensor, fields in self._launches.fields.items():
+                fields.move(bases[tensor])
             for step in self._steps:
                 if callable(step):
                     step(memory, made)

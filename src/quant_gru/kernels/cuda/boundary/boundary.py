@@ -14,7 +14,7 @@ from quant_gru.integer.random import chance
 from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import NARROW_BITS
 from quant_gru.kernels.cuda.structs import KINDS
@@ -103,25 +103,6 @@ def quantize(
     return codes, nan
 
 
-def prepared_quantize(
-    quantizer: Quantizer, rows: int, features: int, machine: Machine
-) -> tuple[Prepared, Any]:
-    """Prepare `quantize` for a fixed number of rows, as a launch that can be repeated.
-
-    Args:
-        quantizer: A quantizer with at most 16 bits.
-        rows: Number of rows.
-        features: Values per row.
-        machine: The machine that runs the kernel.
-
-    Returns:
-        The launch, and the record whose fields `real`, `codes` and `nan` it reads at each start.
-    """
-    b = _border(quantizer, features)
-    b.rows = rows
-    return machine.prepare(_quantize(quantizer), Grid((-(-rows // _ROWS), 1), 32 * _ROWS), b), b
-
-
 def dequantize(
     quantizer: Quantizer,
     codes: Tensor,
@@ -164,25 +145,6 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None 
     m, grid = _mask_of(quantizer, x.stride()[:2], x.shape)
     m.grad, m.real = grad.data_ptr(), x.data_ptr()
     _start(_masks(quantizer), grid, m, x, machine)
-
-
-def prepared_mask(
-    quantizer: Quantizer, strides: tuple[int, ...], shape: tuple[int, ...], machine: Machine
-) -> tuple[Prepared, Any]:
-    """Prepare `mask` for a fixed layout, as a launch that can be repeated.
-
-    Args:
-        quantizer: A quantizer with at most 16 bits.
-        strides: Strides of steps and rows.
-        shape: (T, N, features).
-        machine: The machine that runs the kernel.
-
-    Returns:
-        The launch, and the record whose fields `grad` and `real` it reads at each start. If the
-        field `added` is set, the launch adds that tensor to the masked gradient.
-    """
-    m, grid = _mask_of(quantizer, strides, shape)
-    return machine.prepare(_masks(quantizer), grid, m), m
 
 
 def _mask_of(
@@ -238,31 +200,6 @@ def mask_requantized(
         machine: The machine that runs the kernel; None for the codes' GPU.
     """
     _requantize(sums, below, above, codes, grad, machine)
-
-
-def prepared_requantize(
-    sums: Sequence[WeightedSum],
-    below: Sequence[Quantizer],
-    above: Quantizer,
-    shape: tuple[int, int, int],
-    machine: Machine,
-) -> tuple[Prepared, Any]:
-    """Prepare `requantize` or `mask_requantized` for a fixed size, as a repeatable launch.
-
-    Args:
-        sums: See `requantize`.
-        below: See `requantize`.
-        above: See `requantize`.
-        shape: (T, N, H) of the codes of a direction.
-        machine: The machine that runs the kernel.
-
-    Returns:
-        The launch, and the record whose fields it reads at each start: `codes` of each direction,
-        and either `to`, which receives codes, or `grad`, which is masked. If `added` is set, the
-        launch adds that tensor to the masked gradient.
-    """
-    c, grid = _requantization(sums, below, above, shape)
-    return machine.prepare(_requantizes(sums), grid, c), c
 
 
 def _requantize(

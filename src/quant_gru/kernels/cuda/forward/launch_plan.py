@@ -17,12 +17,11 @@ from torch import Tensor
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.kernel_runtime._native import Fields
-from quant_gru.kernel_runtime.allocators import maker, parts
+from quant_gru.kernel_runtime.allocators import maker, parts, row_maker
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.boundary.conversions import row_maker
 from quant_gru.kernels.cuda.forward.layer import Cell
 from quant_gru.kernels.cuda.forward.planned_launches import (
     BLOCKS,
@@ -213,19 +212,19 @@ class Schedule:
             result = self.call.run(x, h0, lengths, packing)
         if kept is not None:
             _, _, kept.nan, codes = result
-            self._hand_on(codes, kept)
+            kept.out += self.codes_of(codes)
         return result[0], result[1]
 
-    def _hand_on(self, codes: Tensor, kept: Kept) -> None:
-        """Append the codes of states, which are parts of the tensor `codes`, to `kept`."""
+    def codes_of(self, codes: Tensor) -> list[Tensor]:
+        """Return the codes of states of each cell, which are parts of the tensor `codes`."""
         if len(self._kept) == 1:
-            kept.out.append(codes)
-            return
-        T, N, H = self._sizes
+            return [codes]
+        (T, N, H), found = self._sizes, []
         for start, container in self._kept:
             part = codes if container is torch.int8 else codes.view(container)
             at = start // container.itemsize
-            kept.out.append(part.as_strided((T, N, H), (N * H, H, 1), at))
+            found.append(part.as_strided((T, N, H), (N * H, H, 1), at))
+        return found
 
 
 def _product(weights: Tensor, product: _native.PlannedProduct) -> Product:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
+from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward.launch_plan import Schedule, planned
 from quant_gru.kernels.cuda.forward.layer import Cell
-from quant_gru.kernels.cuda.plan.tensors import numbers_of
+from quant_gru.kernels.cuda.plan.tensors import CHANGES, numbers_of
 
 _MOST_SCHEDULES = 64
 _KEPT_BYTES = 8 << 20
@@ -179,16 +181,33 @@ class Stack:
             guard: The guard of all weights of the module.
             dtype: The dtype of results; None for the input's.
         """
+        sizes, functions = self._native_arguments()
+        return _native.PreparedCallGPU(sizes, guard, functions, _KEPT_BYTES)
+
+    def prepared_step(self, guard: _native.WeightGuard) -> _native.PreparedStepGPU:
+        """Return a native object that runs steps of training as prepared by `prepare_step`.
+
+        Args:
+            guard: The guard of all weights of the module, which the plan follows.
+        """
+        sizes, functions = self._native_arguments()
+        stream, _ = native_streams(self.machine, self.device)
+        given = (sizes, guard, (*functions, stream), CHANGES, _KEPT_BYTES)
+        return _native.PreparedStepGPU(*given, self.machine.raise_for)
+
+    def _native_arguments(
+        self,
+    ) -> tuple[tuple[int, int, int, int], tuple[Callable[..., Any], ...]]:
+        """Return the sizes and functions that prepared calls need."""
         is_gpu = self.device.type == "cuda"
-        functions = (
+        functions: tuple[Callable[..., Any], ...] = (
             Tensor,
             torch.is_grad_enabled,
             torch._C._cuda_getDevice if is_gpu else lambda: -1,
             torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
         )
         index = self.device.index if is_gpu else -1
-        sizes = (index, self.states, self.input_size, self.hidden_size)
-        return _native.PreparedCallGPU(sizes, guard, functions, _KEPT_BYTES)
+        return (index, self.states, self.input_size, self.hidden_size), functions
 
     def prepare(
         self,
@@ -209,11 +228,56 @@ class Stack:
             packing: Its packing of rows.
             dtype: The dtype of its results.
         """
+        found = self._ran(x, h0, lengths, packing, dtype, False)
+        if found is not None:
+            key, schedule = found
+            call.add(key, schedule.call)
+
+    def prepare_step(
+        self,
+        step: _native.PreparedStepGPU,
+        update: Prepared | None,
+        x: Tensor,
+        h0: Tensor | None,
+        packing: Packing | None,
+        dtype: torch.dtype,
+        differentiable: bool,
+    ) -> None:
+        """Prepare steps with the form and size of a call that `run` has run.
+
+        Args:
+            step: The result of `prepared_step`.
+            update: Launches that repeat the update before that call; None if there are none.
+            x: Input of that call.
+            h0: Its initial states.
+            packing: Its packing of rows.
+            dtype: The dtype of its results.
+            differentiable: Whether it kept data for a backward.
+        """
+        found = self._ran(x, h0, None, packing, dtype, differentiable)
+        if update is None or found is None:
+            return
+        key, schedule = found
+        split = schedule.codes_of if differentiable and self.states > 1 else None
+        step.add(key, differentiable, schedule.call, split)
+        step.follow(update.native, self.machine.stream(), update)
+
+    def _ran(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None,
+        packing: Packing | None,
+        dtype: torch.dtype,
+        keeps: bool,
+    ) -> tuple[_native.FormKey, Schedule] | None:
+        """Return the schedule of a call that `run` has run, and its key in native code."""
         T, N = x.shape[:2] if packing is None else packing[:2]
         form = CallForm.of(x, h0, dtype, packing)
         # there is no entry for a call that ran during graph capture
-        schedule = self._schedules.get((T, N, form, lengths is not None, False))
-        if schedule is not None:
-            states = -1 if h0 is None else FLOATS[h0.dtype]
-            rows = 2 if packing is not None else int(lengths is not None)
-            call.add((T, N, FLOATS[x.dtype], states, rows), schedule.call)
+        schedule = self._schedules.get((T, N, form, lengths is not None, keeps))
+        if schedule is None:
+            return None
+        states = -1 if h0 is None else FLOATS[h0.dtype]
+        rows = 2 if packing is not None else int(lengths is not None)
+        return (T, N, FLOATS[x.dtype], states, rows), schedule

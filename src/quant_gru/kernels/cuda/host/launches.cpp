@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/host/conversions.hpp"
+
 namespace quant_gru::cuda {
 namespace {
 
@@ -21,44 +23,6 @@ struct ResultsC {
 struct ProductC {
     Address rows, weights, product;
     int64_t count, chunk, stride, padded, columns, third;
-};
-
-// boundary/convert_rows.cu
-struct RowsC {
-    Address real, to, order, packed, to_packed;
-    int64_t kind, to_kind, step, next, to_step, to_next, T, N, features;
-};
-
-struct ConversionsC {
-    RowsC each[4];
-};
-
-// One launch that converts tensors; results are contiguous.
-struct Conversions {
-    Draft<ConversionsC> draft;
-    size_t count = 0;
-    int64_t most = 0;
-
-    RowsC &add(int64_t T, int64_t N, int64_t features, int kind, int to_kind, Place to) {
-        RowsC &rows = draft->each[count++];
-        rows.kind = kind;
-        rows.to_kind = to_kind;
-        rows.step = rows.to_step = N * features;
-        rows.next = rows.to_next = features;
-        rows.T = T;
-        rows.N = N;
-        rows.features = features;
-        draft.point(rows.to, to);
-        most = std::max(most, T * N);
-        return rows;
-    }
-
-    void add_to(Launches &to) const {
-        if (!count) return;
-        Grid grid = rows_grid(most);
-        grid.y = static_cast<unsigned>(count);
-        to.add({"boundary/convert_rows", "convert", {}}, grid, draft);
-    }
 };
 
 }  // namespace
@@ -119,18 +83,16 @@ void Launches::begin() {
     Conversions inward;
     if (form.values || form.is_packed) {
         x_ = room(T * N * C());
-        RowsC &rows = inward.add(T, N, C(), form.values, 0, x_);
-        inward.draft.point(rows.real, {Block::x});
-        inward.draft.input = InputFields{inward.draft.at(rows.step), inward.draft.at(rows.next), 0};
-        if (form.is_packed) inward.draft.point(rows.packed, starts);
+        const auto [draft, rows] = inward.add({T, N, C()}, form.values, 0, {Block::x}, x_);
+        draft.input = InputFields{draft.at(rows.step), draft.at(rows.next), 0};
+        if (form.is_packed) draft.point(rows.packed, starts);
     }
     if (form.has_states && (form.states || form.is_packed)) {
         h0_ = room(states * N * H());
-        RowsC &rows = inward.add(states, N, H(), form.states, 0, h0_);
-        inward.draft.point(rows.real, {Block::h0});
-        inward.draft.point(rows.order, {Block::sorted});
+        const auto [draft, rows] = inward.add({states, N, H()}, form.states, 0, {Block::h0}, h0_);
+        draft.point(rows.order, {Block::sorted});
     }
-    inward.add_to(*this);
+    add(inward);
     if (form.results || form.is_packed || (form.batch_first && T > 1 && N > 1))
         y_ = room(T * N * width());
     if (form.last || form.is_packed) h_n_ = room(states * N * H());
@@ -140,18 +102,20 @@ void Launches::finish() {
     Conversions outward;
     const bool converts = form.results || form.is_packed;
     if (converts) {
-        RowsC &rows = outward.add(T, N, width(), 0, form.results, {Block::y});
-        outward.draft.point(rows.real, y_);
-        if (form.is_packed) outward.draft.point(rows.to_packed, {Block::lengths, 8 * N});
+        const auto [draft, rows] = outward.add({T, N, width()}, 0, form.results, y_, {Block::y});
+        if (form.is_packed) draft.point(rows.to_packed, {Block::lengths, 8 * N});
     }
     if (form.last || form.is_packed) {
         const auto states = static_cast<int64_t>(layers.cells.size());
-        RowsC &rows = outward.add(states, N, H(), 0, form.last, {Block::h_n});
-        outward.draft.point(rows.real, h_n_);
-        outward.draft.point(rows.order, {Block::unsorted});
+        const auto [draft, rows] = outward.add({states, N, H()}, 0, form.last, h_n_, {Block::h_n});
+        draft.point(rows.order, {Block::unsorted});
     }
-    outward.add_to(*this);
+    add(outward);
     if (!converts && form.has_padding) place_results();
+}
+
+void Launches::add(const Conversions &conversions) {
+    for (Launch &each : conversions.launches()) all.push_back(std::move(each));
 }
 
 // Copies results to the caller's layout, or clears them beyond the lengths.

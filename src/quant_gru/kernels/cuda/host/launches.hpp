@@ -128,6 +128,8 @@ struct KeptCodes {
     Container container;
 };
 
+class Conversions;
+
 // Gathers the launches of a call and lays out its workspace.
 class Launches {
  public:
@@ -221,6 +223,7 @@ class Launches {
     Place room(int64_t values) { return reserve(4 * values); }
     void begin();
     void finish();
+    void add(const Conversions &conversions);
     void place_results();
 
     int64_t product_bytes_ = 0;

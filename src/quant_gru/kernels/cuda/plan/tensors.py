@@ -18,6 +18,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.integer.weights import power_of_two
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.streams import made_on
+from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.structure import (
     LARGEST,
     SMALLEST,
@@ -28,6 +29,8 @@ from quant_gru.kernels.cuda.plan.structure import (
 )
 from quant_gru.kernels.cuda.structs import KINDS, MatrixC
 
+CHANGES = _native.UpdateChanges()
+"""Counts changes of what updates in place write, of all plans; prepared updates hold until then."""
 _LONG = 512  # features; with about three times as many, typical sums of two planes exceed int32
 
 
@@ -91,6 +94,7 @@ class Numbers:
     def count_derived(self) -> None:
         """Record that a value was derived from the plan's tensors and cached."""
         self.derived += 1
+        CHANGES.count += 1
         made_on(self.device)
 
     def _pointer(self, tensor: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from quant_gru.integer.weighted_sum import significant_bits
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import byte_offset, planes_of
-from quant_gru.kernels.cuda.plan.tensors import Numbers, kept_numbers
+from quant_gru.kernels.cuda.plan.tensors import CHANGES, Numbers, kept_numbers
 from quant_gru.kernels.cuda.structs import KINDS, WeightsC
 
 Given = tuple[tuple[int, torch.dtype | None], ...]
@@ -147,6 +148,7 @@ class Writer:
             arguments.operands[1].dropped = dropped.data_ptr()
             arguments.keep = 1.0 - p
             self._drops = True
+            CHANGES.count += 1
             self._write(tuple(given))
         else:
             self.repeat(tuple(given))
@@ -164,16 +166,37 @@ class Writer:
         if self._drops:
             self._arguments.operands[1].dropped = None
             self._drops = False
+            CHANGES.count += 1
         self._write(given)
+
+    def launch_of(self, given: Given) -> Prepared | None:
+        """Return launches that repeat the last `repeat` until `CHANGES` counts.
+
+        Return None if that had other arguments, or if a further one has more to do.
+
+        Args:
+            given: The arguments of `repeat`.
+        """
+        numbers = kept_numbers(self._part)
+        seen = (numbers, 0 if numbers is None else numbers.derived)
+        if self._drops or self._more or given != self._given or seen != self._seen:
+            return None
+        return self._launch
+
+    def join(self, launches: Sequence[Prepared]) -> Prepared:
+        """Combine launches of writers on the same GPU."""
+        return self._machine.join(launches)
 
     def _write(self, given: Given) -> None:
         if given is not self._given and given != self._given:
             self._given = given
+            CHANGES.count += 1
             for i, each in enumerate(given):
                 self._set(i, *each)
         numbers, (seen, derived) = kept_numbers(self._part), self._seen
         if numbers is not seen or (numbers is not None and numbers.derived != derived):
             self._seen = (numbers, 0 if numbers is None else numbers.derived)
+            CHANGES.count += 1
             self._point(numbers)
         if self._launch is None:
             blocks = -(-3 * self._arguments.H // (_THREADS // 32))

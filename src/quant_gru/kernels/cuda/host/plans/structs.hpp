@@ -171,6 +171,36 @@ struct RequantizeLayersC {
     int64_t kind[2], zero[2], M[2], k[2], H, directions, lo, hi, out_zero;
 };
 
+// boundary/convert_rows.cu
+struct RowsC {
+    Address real, to, order, packed, to_packed;
+    int64_t kind, to_kind, step, next, to_step, to_next, T, N, features;
+};
+
+struct ConversionsC {
+    RowsC each[4];
+};
+
+// boundary/quantize_dequantize.cu
+struct BorderC {
+    Address real, values, codes, nan;
+    int64_t kind, rows, features, zero;
+    float scale, lo, hi;
+};
+
+// boundary/clamp_mask.cu
+struct MaskC {
+    Address grad, real, added;
+    int64_t step, next, rows, N, features;
+    float scale, lo, hi;
+};
+
+// boundary/requantize_training.cu
+struct RequantizeCodesC {
+    Address codes[2], to, grad, added;
+    int64_t kind[2], zero[2], M[2], k[2], rows, H, directions, to_kind, lo, hi, to_zero;
+};
+
 static_assert(sizeof(SequenceC) == 112 && sizeof(MatrixC) == 88 && sizeof(TableC) == 144);
 static_assert(sizeof(SumC<float>) == 64 && sizeof(SumC<double>) == 80);
 static_assert(2 * sizeof(RecurrentC<double>) <= 4096, "the most bytes of arguments");

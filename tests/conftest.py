@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import hypothesis
@@ -24,15 +25,37 @@ def _one_thread_and_seed():
     forget_notes()
 
 
+def processor_seconds() -> float:
+    """Those of this process and of processes that it has waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Give the report of each phase of a test the processor-seconds since the one before."""
+    report = yield
+    before, now = item.config.stash.get(SECONDS, 0.0), processor_seconds()
+    item.config.stash[SECONDS] = now
+    report.processor_seconds = now - before
+    return report
+
+
+SECONDS = pytest.StashKey[float]()
+
+
+def pytest_collection_finish(session):
+    session.config.stash[SECONDS] = processor_seconds()
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Print the seconds of each folder of tests; those of workers add up."""
+    """Print the processor-seconds of each folder of tests; those of workers add up."""
     seconds = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if hasattr(report, "duration"):
+            if hasattr(report, "processor_seconds"):
                 _, *folder = report.nodeid.partition("::")[0].split("/")[:-1]
-                seconds["/".join(folder) or "."] += report.duration
+                seconds["/".join(folder) or "."] += report.processor_seconds
     if sum(seconds.values()) > 10:
-        terminalreporter.section("seconds by folder")
+        terminalreporter.section("processor-seconds by folder")
         for folder, each in seconds.most_common():
             terminalreporter.write_line(f"{each:8.1f} {folder}")

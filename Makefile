@@ -11,14 +11,16 @@ SANITIZED := build/sanitize
 
 # Builds and tests the C++ library in a folder, with sanitizers and with options of ctest.
 comma := ,
+UNDEFINED := address$(comma)undefined$(comma)float-cast-overflow
 define check_cpp
 $(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-		-DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_CUDA=ON -DQUANT_GRU_SANITIZERS=$(2) > /dev/null
+		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_CUDA=ON \
+		-DQUANT_GRU_SANITIZERS=$(2) > /dev/null
 	$(BIN)/cmake --build $(SANITIZED)/$(1) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
-	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --output-on-failure $(3)
+	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --parallel 2 --output-on-failure $(3)
 endef
 
-.PHONY: help demo check test test-slow test-all test-real lint docs format sanitize docs-cpp tarball-cpp wheels sdist check-wheel clean
+.PHONY: help demo check test test-slow test-all test-real lint docs format sanitize sanitize-build sanitize-modules sanitize-cpp docs-cpp tarball-cpp wheels sdist check-wheel clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"
 	@echo "make check   run 300 tests that say that the installation is good (under a minute)"
@@ -117,14 +119,21 @@ lint: $(BUILT)
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 
-sanitize: $(BUILT)
+# The modules are compiled first: the C++ library finds in ccache what it shares with them. Then both may run at once.
+sanitize: sanitize-modules sanitize-cpp
+
+sanitize-build: $(BUILT)
 	$(BIN)/cmake --fresh -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) \
-		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_PYTHON=ON -DQUANT_GRU_SANITIZE=ON > /dev/null
+		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_PYTHON=ON -DQUANT_GRU_SANITIZERS=$(UNDEFINED) > /dev/null
 	$(BIN)/cmake --build $(SANITIZED) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
+
+sanitize-modules: sanitize-build
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python tests/kernels/sanitized_sweep.py $(abspath $(SANITIZED))
-	$(call check_cpp,address,address$(comma)undefined$(comma)float-cast-overflow)
+
+sanitize-cpp: sanitize-build
+	$(call check_cpp,address,$(UNDEFINED))
 	$(call check_cpp,thread,thread,--exclude-regex reader)
 
 # The pages are read as text, and so are the sources: a site needs no compiled kernels.

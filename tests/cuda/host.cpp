@@ -72,9 +72,12 @@ void arrive(Barrier &b, int count) {
 }
 
 void wait(Barrier &b, int count) {
-    const long mine = b.generation;
+    self->generation = b.generation;
     arrive(b, count);
-    while (b.generation == mine) yield();
+    if (b.generation != self->generation) return;
+    self->barrier = &b;  // the scheduler sees whether it still waits
+    yield();
+    self->barrier = nullptr;
 }
 
 void copy(const Copy &copy) {
@@ -120,6 +123,7 @@ void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int 
                 f.thread = unsigned(thread);
                 f.copies.assign(1, {});
                 f.arrived = 0;
+                f.barrier = nullptr;
                 f.done = false;
             }
         }
@@ -135,7 +139,8 @@ void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int 
                 for (size_t i = warp; i < end; ++i) {
                     Fiber &f = *fibers[i];
                     running = running || !f.done;
-                    if (!f.done && !waits) resume(f);
+                    const bool held = f.barrier && f.barrier->generation == f.generation;
+                    if (!f.done && !waits && !held) resume(f);
                 }
             }
         }

@@ -92,7 +92,7 @@ check: $(LIGHT)
 	@$(BIN)/python tools/check.py
 
 # Tests are `slow` if they are not needed to see that a change of the Python code is right; see pyproject.toml.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/real
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/real
 test: $(BUILT)
 	@echo "== Collecting the tests, for half a minute without output, and running them on two cores: some minutes"
 	@$(PYTEST) -m "not slow"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -16,6 +17,31 @@ pytest_plugins = ["skips"]
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci")
+
+
+# Files of a minute of one processor or more, longest first: neither core waits for them at the end.
+LONGEST = (
+    "cpp/test_cpp_processors.py",
+    "cpp/test_cpp_targets.py",
+    "cuda/test_compile.py",
+    "cuda/test_real_projection.py",
+    "cuda/test_prepared_backward.py",
+    "cuda/test_stack.py",
+    "cuda/test_host_emulation.py",
+    "kernels/test_cpu_rounding.py",
+    "kernels/test_cpu_backward.py",
+    "kernels/test_cpu_executor.py",
+    "kernels/test_arm.py",
+    "gru/test_onnx_steps.py",
+    "gru/test_onnx_whole_models.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Begin with the longest files."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ $(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$
 	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --parallel 2 --output-on-failure $(3)
 endef
 
-.PHONY: help demo check test test-slow test-all test-real lint docs format sanitize sanitize-build sanitize-modules sanitize-cpp docs-cpp tarball-cpp wheels sdist check-wheel clean
+.PHONY: help demo check test test-slow test-all test-real lint docs format sanitize docs-cpp tarball-cpp wheels sdist check-wheel clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"
 	@echo "make check   run 300 tests that say that the installation is good (under a minute)"
@@ -120,6 +120,7 @@ lint: $(BUILT)
 	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 
 # The modules are compiled first: the C++ library finds in ccache what it shares with them. Then both may run at once.
+.PHONY: sanitize-build sanitize-modules sanitize-cpp
 sanitize: sanitize-modules sanitize-cpp
 
 sanitize-build: $(BUILT)

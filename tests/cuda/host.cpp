@@ -72,12 +72,9 @@ void arrive(Barrier &b, int count) {
 }
 
 void wait(Barrier &b, int count) {
-    self->generation = b.generation;
+    const long mine = b.generation;
     arrive(b, count);
-    if (b.generation != self->generation) return;
-    self->barrier = &b;  // the scheduler sees whether it still waits
-    yield();
-    self->barrier = nullptr;
+    while (b.generation == mine) yield();
 }
 
 void copy(const Copy &copy) {
@@ -123,7 +120,6 @@ void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int 
                 f.thread = unsigned(thread);
                 f.copies.assign(1, {});
                 f.arrived = 0;
-                f.barrier = nullptr;
                 f.done = false;
             }
         }
@@ -139,8 +135,7 @@ void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int 
                 for (size_t i = warp; i < end; ++i) {
                     Fiber &f = *fibers[i];
                     running = running || !f.done;
-                    const bool held = f.barrier && f.barrier->generation == f.generation;
-                    if (!f.done && !waits && !held) resume(f);
+                    if (!f.done && !waits) resume(f);
                 }
             }
         }

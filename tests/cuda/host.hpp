@@ -80,9 +80,7 @@ struct Fiber {
     std::vector<std::vector<Copy>> copies{1};  // groups, the last one open
     ucontext_t context;
     jmp_buf jump;
-    long arrived = 0;                  // at a generation of the cluster's barrier
-    const Barrier *barrier = nullptr;  // where it waits for the end of a generation
-    long generation = 0;
+    long arrived = 0;  // at a generation of the cluster's barrier
     bool started = false;
     std::unique_ptr<char[]> stack;
     Block *block;

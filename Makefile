@@ -11,11 +11,13 @@ SANITIZED := build/sanitize
 
 # Builds and tests the C++ library in a folder, with sanitizers and with options of ctest.
 comma := ,
+UNDEFINED := address$(comma)undefined$(comma)float-cast-overflow
 define check_cpp
 $(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-		-DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_CUDA=ON -DQUANT_GRU_SANITIZERS=$(2) > /dev/null
+		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_CUDA=ON \
+		-DQUANT_GRU_SANITIZERS=$(2) > /dev/null
 	$(BIN)/cmake --build $(SANITIZED)/$(1) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
-	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --output-on-failure $(3)
+	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --parallel 2 --output-on-failure $(3)
 endef
 
 .PHONY: help demo check test test-slow test-all test-real lint docs format sanitize docs-cpp tarball-cpp wheels sdist check-wheel clean
@@ -90,7 +92,7 @@ check: $(LIGHT)
 	@$(BIN)/python tools/check.py
 
 # Tests are `slow` if they are not needed to see that a change of the Python code is right; see pyproject.toml.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/real
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/real
 test: $(BUILT)
 	@echo "== Collecting the tests, for half a minute without output, and running them on two cores: some minutes"
 	@$(PYTEST) -m "not slow"
@@ -117,14 +119,22 @@ lint: $(BUILT)
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 
-sanitize: $(BUILT)
+# The modules are compiled first: the C++ library finds in ccache what it shares with them. Then both may run at once.
+.PHONY: sanitize-build sanitize-modules sanitize-cpp
+sanitize: sanitize-modules sanitize-cpp
+
+sanitize-build: $(BUILT)
 	$(BIN)/cmake --fresh -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) \
-		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_PYTHON=ON -DQUANT_GRU_SANITIZE=ON > /dev/null
+		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_PYTHON=ON -DQUANT_GRU_SANITIZERS=$(UNDEFINED) > /dev/null
 	$(BIN)/cmake --build $(SANITIZED) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
+
+sanitize-modules: sanitize-build
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python tests/kernels/sanitized_sweep.py $(abspath $(SANITIZED))
-	$(call check_cpp,address,address$(comma)undefined$(comma)float-cast-overflow)
+
+sanitize-cpp: sanitize-build
+	$(call check_cpp,address,$(UNDEFINED))
 	$(call check_cpp,thread,thread,--exclude-regex reader)
 
 # The pages are read as text, and so are the sources: a site needs no compiled kernels.

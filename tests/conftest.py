@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections import Counter
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -16,6 +19,31 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci")
 
 
+# Files of a minute of one processor or more, longest first: neither core waits for them at the end.
+LONGEST = (
+    "cpp/test_cpp_processors.py",
+    "cpp/test_cpp_targets.py",
+    "cuda/test_compile.py",
+    "cuda/test_real_projection.py",
+    "cuda/test_prepared_backward.py",
+    "cuda/test_stack.py",
+    "cuda/test_host_emulation.py",
+    "kernels/test_cpu_rounding.py",
+    "kernels/test_cpu_backward.py",
+    "kernels/test_cpu_executor.py",
+    "kernels/test_arm.py",
+    "gru/test_onnx_steps.py",
+    "gru/test_onnx_whole_models.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Begin with the longest files."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread_and_seed():
     """Tests share the machine's cores, and each starts from the same random state."""
@@ -24,15 +52,40 @@ def _one_thread_and_seed():
     forget_notes()
 
 
+def processor_seconds() -> float:
+    """Those of this process and of processes that it has waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Give the report of each phase of a test the processor-seconds since the one before."""
+    report = yield
+    before, now = item.config.stash.get(SECONDS, 0.0), processor_seconds()
+    item.config.stash[SECONDS] = now
+    report.processor_seconds = now - before
+    return report
+
+
+SECONDS = pytest.StashKey[float]()
+
+
+def pytest_collection_finish(session):
+    """What collecting has imported stays: nobody looks through it for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    session.config.stash[SECONDS] = processor_seconds()
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Print the seconds of each folder of tests; those of workers add up."""
+    """Print the processor-seconds of each folder of tests; those of workers add up."""
     seconds = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if hasattr(report, "duration"):
+            if hasattr(report, "processor_seconds"):
                 _, *folder = report.nodeid.partition("::")[0].split("/")[:-1]
-                seconds["/".join(folder) or "."] += report.duration
+                seconds["/".join(folder) or "."] += report.processor_seconds
     if sum(seconds.values()) > 10:
-        terminalreporter.section("seconds by folder")
+        terminalreporter.section("processor-seconds by folder")
         for folder, each in seconds.most_common():
             terminalreporter.write_line(f"{each:8.1f} {folder}")

@@ -161,11 +161,11 @@ def test_forms_of_callers(host, on_gpu, cublas, monkeypatch, dtype, module, opti
         general = results()
     calls, run = [], PreparedBackward.run
     monkeypatch.setattr(PreparedBackward, "run", lambda *a: calls.append(run(*a)) or calls[-1])
-    for _ in range(3):
+    for _ in range(2):  # the first call prepares
         for ours, theirs in zip(results(), general, strict=True):
             assert ours.dtype is theirs.dtype
             assert torch.equal(ours, theirs)
-    assert len(calls) == 6
+    assert len(calls) == 4
     assert all(each is not None for each in calls)
 
 

@@ -131,8 +131,11 @@ def same_bits(got, expected):
         assert_same_bits(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("module", FLOATS)
+# each with itself and with another one, on both sides
+@pytest.mark.parametrize(
+    ("dtype", "module"),
+    [(each, other) for i, each in enumerate(FLOATS) for other in (each, [*FLOATS, *FLOATS][i + 1])],
+)
 def test_dtypes_are_converted_on_the_way(host, dtype, module):
     gru = quantized(num_layers=2, bidirectional=True, batch_first=True).to(module)
     prepared = prepared_of(gru, host)

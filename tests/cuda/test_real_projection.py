@@ -263,12 +263,12 @@ def test_ends_of_one_plane(host, name, columns):
 def test_any_ends_of_one_plane(host):
     """Of any zero point, power of two and size of biases."""
     draw, held = random.Random(0), []
-    for _ in range(50):
+    for _ in range(20):
         k = draw.randrange(-12, 24)
         most = 1 << draw.randrange(max(k, 0), 24)
         zero = draw.choice([draw.randrange(-128, 128), draw.randrange(-2, 3)])
         held.append(ends_of_one_plane(host, 8, POT8, zero, 1 << 14, k + 14, most)[0][1])
-    assert 10 < sum(held) < 40, held
+    assert 4 < sum(held) < 16, held
 
 
 def ends_of_one_plane(host, columns, config, zero, M, k, most):

@@ -284,9 +284,9 @@ def recurrences(host):
 @pytest.mark.parametrize("config", ["w8a16", "int16"])
 def test_directions_are_one_launch_however_their_tables_are_read(host, config, activation):
     config = getattr(QuantConfig, config)().replace_globals(activation=activation)
-    differ = 0
-    for seed in range(12):
-        gru = of_random_ranges(C, H, config, seed)
+    differ, seed = 0, 0
+    while differ < 4:
+        gru, seed = of_random_ranges(C, H, config, seed), seed + 1
         one, other = forms_of(gru._plan().cells[0])
         if one == other:
             continue
@@ -295,7 +295,6 @@ def test_directions_are_one_launch_however_their_tables_are_read(host, config, a
         checked(gru, host, torch.randn(4, 3, C))
         assert [macros["DIRS"] for macros in recurrences(host)] == [2]
         assert forms_of(gru._plan().cells[0]) == [one, other]
-    assert differ > 1
 
 
 def test_directions_whose_tables_are_read_in_different_ways(host):

@@ -119,6 +119,7 @@ def test_a_list_has_every_output_of_its_table(function, bits, R):
     out = Quantizer(bits[1], signed=function == "tanh", scale=2.0**unit)
     table = build_table(function, pre, out, "exact")
     assert is_stored(table) or is_even(table)
+    wanted = outputs(table)
     for dtype in ("FLOAT", "DOUBLE"):
         b = Builder()
         found, count = list_of(b, table, dtype)
@@ -129,7 +130,6 @@ def test_a_list_has_every_output_of_its_table(function, bits, R):
         session = ort.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        wanted = outputs(table)
         for (entries,) in (session.run(None, {}), ReferenceEvaluator(proto).run(None, {})):
             assert len(entries) == count
             np.testing.assert_array_equal(entries[: len(wanted)].astype(np.int64), wanted)

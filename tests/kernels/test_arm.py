@@ -29,7 +29,7 @@ pytest.importorskip("ziglang", reason="needs ziglang, to compile for Arm")
 Machine = pytest.importorskip("machine", reason="needs unicorn, to emulate Arm").Machine
 
 VARIANTS = ("neon-dot", "portable")
-SWEEP = {"w8a8": 140, "w8a16": 140, "w16a16": 80, "mixed": 80, "few": 80}
+SWEEP = {"w8a8": 60, "w8a16": 60, "w16a16": 40, "mixed": 40, "few": 40}
 BATCH = 20
 SHAPES = [(1, 1, 1, 1), (2, 1, 40, 64), (5, 3, 33, 70), (2, 26, 7, 36), (2, 5, 70, 45)]
 

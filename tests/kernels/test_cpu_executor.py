@@ -1,5 +1,6 @@
 """The native executor against the reference: every code equal, over thousands of random plans."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -49,10 +50,8 @@ def quantized(config, C, H, **options):
     return gru
 
 
-@pytest.mark.parametrize("variant", NATIVE)
-@pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
-def test_threads_and_many_rows(config, threads, variant):
+def test_threads_and_many_rows(config):
     """More rows than a pass takes, long enough for threads to start."""
     gru = quantized(getattr(QuantConfig, config)(), 40, 72)
     plan = gru._plan().cells[0][0]
@@ -60,9 +59,10 @@ def test_threads_and_many_rows(config, threads, variant):
     h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (37, 72)).to(plan.h.container)
     lengths = torch.randint(1, 61, (37,))
     expected = reference.run(plan, x, h0, lengths, True)
-    got = executor.run(plan, x, h0, lengths, True, variant, threads)
-    assert torch.equal(got[0], expected[0])
-    assert torch.equal(got[1], expected[1])
+    for variant, threads in itertools.product(NATIVE, (1, 2, 5)):
+        got = executor.run(plan, x, h0, lengths, True, variant, threads)
+        for ours, theirs in zip(got, expected, strict=True):
+            assert torch.equal(ours, theirs), (variant, threads)
 
 
 @pytest.mark.usefixtures("cheap_threads")
@@ -186,25 +186,24 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("variant", NATIVE)
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 @pytest.mark.parametrize("kind", ["pot", "free"])
 @pytest.mark.parametrize(("T", "N", "C", "H"), SHAPES)
-def test_blocks_of_all_sizes(variant, config, kind, T, N, C, H):
+def test_blocks_of_all_sizes(config, kind, T, N, C, H):
     """Units and rows that fill several blocks, and those that are left over."""
     config = getattr(QuantConfig, config)().replace_globals(scale_kind=kind)
     plan = quantized(config, C, H)._plan().cells[0][0]
     x = torch.randint(plan.x.lo, plan.x.hi + 1, (T, N, C)).to(plan.x.container)
     h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (N, H)).to(plan.h.container)
     expected = reference.run(plan, x, h0)
-    got = executor.run(plan, x, h0, None, False, variant)
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    for variant in NATIVE:
+        got = executor.run(plan, x, h0, None, False, variant)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), variant
 
 
-@pytest.mark.parametrize("variant", NATIVE)
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_one_row_of_many_steps(variant, config, reverse):
+def test_one_row_of_many_steps(config, reverse):
     """A row whose steps are projected ahead, in blocks that are full or not, up to its length."""
     plan = quantized(getattr(QuantConfig, config)(), 17, 70)._plan().cells[0][0]
     for T in (4, 5, 8, 9, 14):
@@ -212,8 +211,9 @@ def test_one_row_of_many_steps(variant, config, reverse):
         h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (1, 70)).to(plan.h.container)
         for lengths in (None, torch.tensor([T - 2])):
             expected = reference.run(plan, x, h0, lengths, reverse)
-            got = executor.run(plan, x, h0, lengths, reverse, variant)
-            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+            for variant in NATIVE:
+                got = executor.run(plan, x, h0, lengths, reverse, variant)
+                assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), variant
 
 
 def test_one_far_from_the_width():
@@ -229,8 +229,7 @@ def test_one_far_from_the_width():
         assert torch.equal(executor.run(plan, x, h0, None, False, variant)[0], expected)
 
 
-@pytest.mark.parametrize("variant", NATIVE)
-def test_multipliers_that_no_rounded_double_can_be_scaled_by(variant):
+def test_multipliers_that_no_rounded_double_can_be_scaled_by():
     """Rh of 2 bits beside Wx of 16: 1.5 * 2^52 times the larger multiplier is not a double."""
     config = QuantConfig.w8a16().replace_globals(scale_kind="free").replace("Rh", bitwidth=2)
     gru = quantized(config, 8, 16)
@@ -247,7 +246,9 @@ def test_multipliers_that_no_rounded_double_can_be_scaled_by(variant):
         x = torch.randint(plan.x.lo, plan.x.hi + 1, (5, 8, 8))
         h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (8, 16))
         expected = reference.run(plan, x, h0)[0]
-        assert torch.equal(executor.run(plan, x, h0, None, False, variant)[0], expected)
+        for variant in NATIVE:
+            found = executor.run(plan, x, h0, None, False, variant)[0]
+            assert torch.equal(found, expected), variant
     assert seen
 
 

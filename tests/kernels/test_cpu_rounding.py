@@ -1,5 +1,6 @@
 """Native executors against the reference with every rule of rounding."""
 
+import copy
 import random
 import sys
 from pathlib import Path
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.slow
 
 NATIVE = executor.choices()[:-1]
 RULES = [rule for rule in ROUNDINGS if rule != "half_even"]
-SWEEP = {"w8a8": 120, "w8a16": 80, "w16a16": 60, "mixed": 60, "wide": 30}
-GRADIENTS = {"w8a8": 40, "w8a16": 30, "w16a16": 20, "mixed": 20}
+SWEEP = {"w8a8": 60, "w8a16": 40, "w16a16": 30, "mixed": 40, "wide": 20}
+GRADIENTS = {"w8a8": 30, "w8a16": 20, "w16a16": 15, "mixed": 20}
 
 
 @pytest.mark.usefixtures("cheap_threads")
@@ -82,7 +83,7 @@ def test_the_processor_rounds_to_the_nearest_after_a_call(rule):
         assert a + b == 0.30000000000000004  # 0.3 in the other directions
 
 
-def module(rule, bits, scale_kind, **fields):
+def calibrated_module(rule, bits, scale_kind, **fields):
     torch.manual_seed(bits)
     config = QuantConfig.uniform(bits, is_symmetric=False)
     config = config.replace_globals(rounding=rule, scale_kind=scale_kind, **fields)
@@ -115,10 +116,10 @@ def real_values(gru, ties=True):
 )
 def test_whole_modules(rule, fields, bits, scale_kind, monkeypatch):
     """Real values in and out, training and its gradients, against the reference executor."""
-    found = {}
+    found, uncalled = {}, calibrated_module(rule, bits, scale_kind, **fields)
     for variant in (*NATIVE, "reference"):
         monkeypatch.setenv(executor.VARIABLE, variant)
-        gru = module(rule, bits, scale_kind, **fields)
+        gru = copy.deepcopy(uncalled)
         x, h0 = real_values(gru), torch.full((4, 4, 9), 0.25)
         y, last = gru.eval()(x, h0)
         trained = x.clone().requires_grad_()

@@ -232,6 +232,7 @@ def test_changes_in_place_before_the_gru():
         for _ in range(3):
             with replay.calls(0):
                 assert torch.equal(model(BATCHES[0].transpose(1, 2)), wanted)
+    assert replay.repeated == 2 * replay.operations > 20
 
 
 def test_a_metric_that_calls_the_model():

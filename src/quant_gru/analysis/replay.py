@@ -194,10 +194,11 @@ class _Tape:
         """Keep a copy of a result, and give copies of it."""
         step = self.steps[result.step]
         assert step.results is not None
-        before = step.results[result.index]
-        step.results[result.index] = before.clone()
-        step.copied.add(result.index)
-        del self.first[_memory(before)]
+        if result.index not in step.copied:
+            before = step.results[result.index]
+            step.results[result.index] = before.clone()
+            step.copied.add(result.index)
+            del self.first[_memory(before)]
 
     def cut(self, memory: int) -> None:
         """Drop the operations from the first one on that has made or read this memory."""
@@ -218,6 +219,7 @@ class _Mode(TorchDispatchMode):
         self._is_computed = False  # whether all that follows is computed
         self._at = 0
         self._made: dict[Hashable, _Result] = {}
+        self._owners: dict[int, list[_Result]] = {}
         self._alive: list[Tensor] = []  # so that no other tensor gets the memory of one in `_made`
 
     def finish(self) -> None:
@@ -246,9 +248,9 @@ class _Mode(TorchDispatchMode):
         leaves = [self._leaf(each) for each in given]
         changed = _changed(func, args, kwargs)
         for each in changed:
-            result = self._made.get(_identity(each))
-            if result is not None and self._is_alone(result, each):
-                self._tape.copy(result)
+            owners = self._owners.get(_memory(each), [])
+            if len(owners) == 1:
+                self._tape.copy(owners[0])
             else:
                 self.finish()
                 self._owner.changed(each)
@@ -256,21 +258,21 @@ class _Mode(TorchDispatchMode):
         results, result_structure = tree_flatten(made)
         tensors = [each for each in results if isinstance(each, Tensor)]
         known = {_memory(each) for each in self._alive}
-        size = sum(t.untyped_storage().nbytes() for t in tensors if _memory(t) not in known)
+        new = [each for each in tensors if _memory(each) not in known]
+        size = sum(each.untyped_storage().nbytes() for each in new)
         if any(each.is_inference() for each in tensors) or not self._owner.take(size):
             self.finish()
         if not self._is_computed:
-            again = changed or _is_view(func)
+            again = changed or _is_view(func) or len(new) < len(tensors)
             kept = None if again else results
+            at = len(self._tape.steps)
             self._tape.add(_Step(func, leaves, structure, kept, result_structure))
             if not changed:
-                self._name(len(self._tape.steps) - 1, results)
+                self._name(at, results)
+            for i, each in enumerate(kept or ()):
+                if isinstance(each, Tensor):
+                    self._owners.setdefault(_memory(each), []).append(_Result(at, i))
         return made
-
-    def _is_alone(self, result: _Result, tensor: Tensor) -> bool:
-        """Return whether a result is kept, and nothing else shares its memory."""
-        shared = sum(_memory(each) == _memory(tensor) for each in self._alive)
-        return self._tape.steps[result.step].results is not None and shared == 1
 
     def _leaf(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -2,12 +2,15 @@
 
     python benchmarks/allocation.py --data FOLDER [--cases NAME ..] [--fit-weights] [--widths ..]
     python benchmarks/allocation.py --only-fit 4 3 [--cases NAME ..]
+    python benchmarks/allocation.py --bound [--fit-weights] [--widths ..] [--cases NAME ..]
 
 For each model: the bytes of weights and tables and the decibels at the outputs with 8 bits (and
-with 4) everywhere; the decibels that `allocate_bits` reaches with as many bytes, predicted and
-measured; and the bytes that it needs for as many decibels: those of C source, and those of a file,
-where weights of any width have no gaps (`packed`). Widths are 4, 8 and 16, of gates 4 to 8 and 16,
-of weights 2 to 8 and 16. `on other data` is data that neither calibration nor the choice has seen.
+with 4, or with --bits) everywhere; the decibels that `allocate_bits` reaches with as many bytes,
+predicted and measured; and the bytes that it needs for as many decibels: those of C source, and
+those of a file, where weights of any width have no gaps (`packed`). Widths are 4, 8 and 16, of
+gates 4 to 8 and 16, of weights 2 to 8 and 16. `on other data` is data that neither calibration nor
+the choice has seen. `--bound` prints how many bytes any widths need at least for as many decibels
+as 8 bits, without adding errors up.
 
 FOLDER holds spoken_digits.npz and tinyshakespeare.txt; `--share 0.1` trains a tenth of the steps.
 `--models FOLDER` keeps what is trained for a further call.
@@ -16,6 +19,7 @@ FOLDER holds spoken_digits.npz and tinyshakespeare.txt; `--share 0.1` trains a t
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -194,18 +198,21 @@ class Row:
     chosen: float
     needed: int
     packed: int
+    off: tuple[float, ...]
 
 
 def rows(
-    name: str, case: Case, widths: dict[str, tuple[int, ...]], fit_weights: bool
+    name: str,
+    case: Case,
+    widths: dict[str, tuple[int, ...]],
+    fit_weights: bool,
+    uniform_bits: list[int],
 ) -> Iterator[Row]:
-    """Compare a model at 4 and at 8 bits."""
+    """Compare a model at some widths of all operators."""
     found = None
-    for bits in (4, 8):
-        model = convert_model(case.model, QuantConfig.uniform(bits, is_symmetric=False))
-        calibrate_model(model, case.data, case.forward, progress=False)
-        model.eval()
-        dB, flash = measured(case, model, case.test), sizes_of(find_grus(model).values()).flash
+    for bits in uniform_bits:
+        model, flash = uniform(case, bits)
+        dB = measured(case, model, case.test)
         if found is None:
             options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
             found = allocate_bits(case.model, case.data, {"flash": flash}, widths, **options)
@@ -223,7 +230,55 @@ def rows(
             measured(case, best.model, case.test),
             least.chosen.sizes.flash,
             packed.chosen.sizes.packed,
+            tuple(abs(p.predicted - (p.measured or math.nan)) for p in best.front),
         )
+
+
+def uniform(case: Case, bits: int) -> tuple[nn.Module, int]:
+    """A model with one width for all operators, and its bytes of weights and tables."""
+    model = convert_model(case.model, QuantConfig.uniform(bits, is_symmetric=False))
+    calibrate_model(model, case.data, case.forward, progress=False)
+    return model.eval(), sizes_of(find_grus(model).values()).flash
+
+
+def bound(name: str, case: Case, widths: dict[str, tuple[int, ...]], fit_weights: bool) -> str:
+    """Bytes for the decibels of 8 bits: those found, and fewer than any widths need.
+
+    A width is possible if the decibels are reached with all other operators at the widest width;
+    the widths of W and R are tried together. This holds as long as a wider operator does no harm.
+    """
+    model, flash = uniform(case, 8)
+    sqnr = measured(case, model, case.data)
+    options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
+    found = allocate_bits(case.model, case.data, {"sqnr": sqnr}, widths, **options)
+    problem, least = found._problem, 0.0
+    for module in problem.trials.grus:
+        blocks = {
+            part.operators: list(zip(part.choices, costs, strict=True))
+            for part in problem.parts
+            if part.module == module
+            for costs in [problem.block(part, ["flash"]).costs[:, 0].tolist()]
+        }
+        weights = [blocks.pop((each,)) for each in ("weight.W", "weight.R")]
+        for operators, choices in blocks.items():
+            least += min(
+                cost
+                for bits, cost in choices
+                if all(
+                    problem.predicted({module: {each: own}}) >= sqnr
+                    for each, own in zip(operators, bits, strict=True)
+                )
+            )
+        least += min(
+            cost_W + cost_R
+            for ((W,), cost_W), ((R,), cost_R) in itertools.product(*weights)
+            if problem.measure({module: {"weight.W": W, "weight.R": R}}) >= sqnr
+        )
+    needed = found.chosen.sizes.flash
+    return (
+        f"| {name} | {flash:,} | {sqnr:.1f} | {needed:,} | {needed / flash - 1:+.0%} "
+        f"| {least:,.0f} | {least / flash - 1:+.0%} |"
+    )
 
 
 def fitted(name: str, case: Case, bits: int) -> str:
@@ -264,6 +319,8 @@ def main() -> None:
     parser.add_argument(
         "--only-fit", nargs="+", type=int, metavar="BITS", help="only nearest against fitted codes"
     )
+    parser.add_argument("--bits", nargs="+", type=int, default=[4, 8], help="uniform widths")
+    parser.add_argument("--bound", action="store_true", help="the fewest bytes that may be enough")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps of training")
     options = parser.parse_args()
     global KEPT
@@ -280,25 +337,34 @@ def main() -> None:
         pattern: tuple(map(int, found.split(",")))
         for pattern, _, found in (each.partition("=") for each in options.widths)
     }
+    if options.bound:
+        print("| model | bytes | dB | found | saved | at least | saved at most |")
+        print("|---|" + "---:|" * 6)
+        for name in options.cases:
+            case = CASES[name](options.data, options.share)
+            print(bound(name, case, widths, options.fit_weights), flush=True)
+        return
     titles = [*TITLES, "bytes for as many dB", "saved", "packed", "saved"]
     print("| " + " | ".join(titles) + " |\n|---|" + "---:|" * (len(titles) - 1))
     found: list[Row] = []
     started = time.perf_counter()
     for name in options.cases:
         case = CASES[name](options.data, options.share)
-        for row in rows(name, case, widths, options.fit_weights):
+        for row in rows(name, case, widths, options.fit_weights, options.bits):
             found.append(row)
             print("| " + " | ".join(cells(row)) + " |", flush=True)
-    for bits in (4, 8):
+    for bits in options.bits:
         own = [row for row in found if row.bits == bits]
         gains = statistics.fmean(row.chosen - row.uniform for row in own)
         saved = statistics.fmean(1 - row.needed / row.flash for row in own)
         packed = statistics.fmean(1 - row.packed / row.flash for row in own)
+        front = [each for row in own for each in row.off]
         off = [abs(row.predicted - row.on_data) for row in own]
         print(
             f"{bits} bits: {gains:+.1f} dB with as many bytes on average; {saved:.0%} fewer bytes "
             f"for as many dB, {packed:.0%} packed; predicted within {max(off):.1f} dB of measured, "
-            f"{statistics.fmean(off):.1f} on average"
+            f"{statistics.fmean(off):.1f} on average; {sum(each <= 1 for each in front)} of "
+            f"{len(front)} points of fronts within 1 dB, all within {max(front):.1f}"
         )
     print(f"{time.perf_counter() - started:.0f} s, torch {torch.__version__}")
 

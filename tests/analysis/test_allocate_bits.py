@@ -18,6 +18,7 @@ from quant_gru import (
     calibrate_model,
     convert_model,
 )
+from quant_gru.analysis.allocation import _bounded, _first
 from quant_gru.analysis.fronts import Block, front, undominated
 from quant_gru.analysis.sizes import code_bytes, sizes_of
 from quant_gru.config import OPERATORS
@@ -197,6 +198,42 @@ def test_no_widths_have_less_predicted_error():
     )
     signal = problem.trials.signal
     assert found.chosen.predicted == pytest.approx(10 * math.log10(signal / least), abs=1e-9)
+
+
+def test_predictions_are_finite_where_each_operator_alone_takes_away_most_of_the_error():
+    errors = {("", name, bits): -0.6 * (bits == 8) for name in "abc" for bits in (4, 8)}
+    errors["", "a", 2] = 5.0
+    found = _bounded(errors, 0.9)
+    assert found["", "a", 2] == 5.0
+    assert [found["", name, 8] for name in "abc"] == pytest.approx([-0.3] * 3)
+    assert _bounded(errors, 2.0) == errors
+
+
+def test_all_predictions_are_finite_at_few_bits():
+    for widths in ((1, 4), (2, 3, 4)):
+        found = allocate_bits(small_gru(), DATA, 1200, widths, progress=False)
+        assert all(math.isfinite(point.predicted) for point in found.front)
+        assert abs(found.chosen.predicted - found.chosen.measured) <= 0.5
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 39))
+@settings(max_examples=200, deadline=None)
+def test_the_first_that_is_enough(enough, guess):
+    asked = []
+
+    def is_enough(item):
+        asked.append(item)
+        return enough[item]
+
+    at = _first(is_enough, range(len(enough)), guess % len(enough))
+    assert at in asked
+    assert len(asked) == len(set(asked)) <= 13
+    if enough[at]:
+        assert at == 0 or (at - 1 in asked and not enough[at - 1])
+    else:
+        assert at == len(enough) - 1
+    if sorted(enough) == enough and any(enough):
+        assert at == enough.index(True)
 
 
 def test_an_error_as_budget_takes_the_fewest_bytes(allocation):

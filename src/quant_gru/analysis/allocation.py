@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
 import html
 import itertools
@@ -126,13 +127,19 @@ class Allocation(Plotted):
             f"{sizes.flash:,} bytes of weights and tables ({sizes.packed:,} packed), "
             f"{sizes.state:,} of states, {sizes.activations:,} of codes of a step, "
             f"{sizes.average_bits:.3g} bits a weight",
-            f"predicted {text_of(chosen.predicted)} dB, measured {_text(chosen.measured)} dB; no "
-            "other widths have less predicted error within the budget",
+            f"predicted {text_of(chosen.predicted)} dB, measured {_text(chosen.measured)} dB; "
+            f"{self._claim()}",
             text_table(*_width_table(chosen.widths)),
             f"{len(self.front)} of {self.combinations} best allocations:",
             text_table(*self._front_table()),
         ]
         return "\n".join(lines)
+
+    def _claim(self) -> str:
+        """Return what is known of all other widths."""
+        if any(point.widths == self.chosen.widths for point in self.front):
+            return "no other widths have less predicted error within the budget"
+        return "those that are predicted to be better are worse as measured"
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -294,54 +301,103 @@ def _allocation(
     problem: _Problem, limits: dict[str, float], test: Any, progress: bool
 ) -> Allocation:
     """Choose widths within limits, and measure them and some of the front."""
-    trials, start = problem.trials, problem
-    sqnr = limits.get("sqnr")
-    tried = []
-    lost = 0.0  # decibels that the last choice lacked of the predicted ones
-    while True:
-        found, predicted = problem.front(limits)
-        at = _chosen(found, predicted, sqnr, lost)
-        chosen = problem.widths(found, at)
-        problem.set(chosen)
-        measured = decibels(trials.signal, trials.noise())
-        enough = sqnr is None or measured >= sqnr
-        flash = 0.0 if sqnr is None else found.costs[at, 0]
-        tried.append((enough, -flash if enough else 0.0, measured, problem, found, predicted, at))
-        near = not abs(measured - predicted[at]) > _NEAR
-        if len(tried) > _ROUNDS or (near and enough):
-            break
-        if near:
-            lost = max(lost, predicted[at] - measured)
-        else:  # what operators cost when the others have these widths, not the widest
-            problem, lost = problem.around(chosen, progress), 0.0
-    *_, problem, found, predicted, at = max(tried, key=lambda each: each[:3])
+    best = _search(problem, limits, progress)
+    found, predicted, trials = best.front, best.predictions, problem.trials
     spread = np.unique(np.linspace(0, len(predicted) - 1, _POINTS).round().astype(int)).tolist()
-    points = {}
-    for i in with_progress(sorted({at, *spread}), "measuring", progress):
-        chosen = problem.widths(found, i)
-        problem.set(chosen)
-        measured = decibels(trials.signal, trials.noise())
-        points[i] = Point(sizes_of(trials.grus.values()), predicted[i], measured, chosen)
-    problem.set(points[at].widths)
-    _warn_if_far(points[at])
-    chosen_point = points[at]
+    if best.index is not None:
+        spread = sorted({best.index, *spread})
+    points = []
+    for i in with_progress(spread, "measuring", progress):
+        widths = best.problem.widths(found, i)
+        measured = best.problem.measure(widths)
+        points.append(Point(sizes_of(trials.grus.values()), predicted[i], measured, widths))
+    measured = best.problem.measure(best.widths)
+    sizes = sizes_of(trials.grus.values())
+    chosen = Point(sizes, best.predicted, measured, best.widths)
+    _warn_if_far(chosen)
     if test is not None:
-        chosen_point = replace(chosen_point, measured=decibels(*trials.noise_on(test)))
+        chosen = replace(chosen, measured=decibels(*trials.noise_on(test)))
     made = copy.deepcopy(trials.model)
     configs = {}
     for name, gru in find_grus(made).items():
         if name in trials.grus:
-            configs[name] = with_widths(gru.config, points[at].widths[name])
+            configs[name] = with_widths(gru.config, best.widths[name])
             gru._state.settle_on(configs[name])
     return Allocation(
         next(iter(configs.values())) if len(configs) == 1 else configs,
-        chosen_point,
-        tuple(points[i] for i in sorted(points)),
+        chosen,
+        tuple(points),
         len(predicted),
         made,
         limits,
-        start,
+        problem,
     )
+
+
+def _search(problem: _Problem, limits: dict[str, float], progress: bool) -> _Choice:
+    """Return the best measured choice, with costs that predict it."""
+    sqnr = limits.get("sqnr")
+    best = choice = problem.choice(limits)
+    for _ in range(_ROUNDS):
+        if choice.is_near():
+            break
+        # what operators cost when the others have these widths, not the widest
+        choice = problem.around(choice.widths, progress).choice(limits)
+        best = max(best, choice, key=lambda each: each.rank(sqnr))
+    while not best.is_near():
+        problem = problem.around(best.widths, progress)
+        choice = problem.choice(limits)
+        if choice.rank(sqnr) <= best.rank(sqnr):
+            best = replace(
+                choice,
+                index=choice.index if choice.widths == best.widths else None,
+                widths=best.widths,
+                predicted=problem.predicted(best.widths),
+                measured=best.measured,
+                flash=best.flash,
+            )
+            break
+        best = choice
+    if sqnr is not None and best.measured < sqnr:
+        raise QuantGRUError(
+            f"Expected widths that reach {sqnr:g} dB within the budget, got at most "
+            f"{best.measured:.1f} dB"
+        )
+    return best
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Widths that a budget selects from a front, measured.
+
+    Attributes:
+        problem: The costs that predict it.
+        front: The best allocations by these costs.
+        predictions: Their decibels.
+        index: Of these widths in the front; None if others are predicted to be better.
+        widths: GRU -> operator -> width.
+        predicted: Their decibels as predicted.
+        measured: The same, measured.
+        flash: Their bytes, of the kind that counts.
+    """
+
+    problem: _Problem
+    front: Front
+    predictions: list[float]
+    index: int | None
+    widths: dict[str, dict[str, int]]
+    predicted: float
+    measured: float
+    flash: float
+
+    def is_near(self) -> bool:
+        """Return whether costs predict the error."""
+        return not abs(self.measured - self.predicted) > _NEAR
+
+    def rank(self, sqnr: float | None) -> tuple[bool, float, float]:
+        """Return what orders choices: enough decibels, then fewer bytes, or more decibels."""
+        enough = sqnr is None or self.measured >= sqnr
+        return enough, -self.flash if sqnr is not None and enough else 0.0, self.measured
 
 
 @dataclass(frozen=True)
@@ -352,6 +408,7 @@ class _Problem:
         trials: The model on the data.
         parts: Operators whose widths are chosen together.
         base: The widest width.
+        lowest: The error with all the widest widths.
         least: The error with the widths around which costs are measured: all the widest at first.
         errors: GRU, operator, width -> what it adds to the error, in all cells at once.
     """
@@ -359,6 +416,7 @@ class _Problem:
     trials: Trials
     parts: tuple[_Part, ...]
     base: int
+    lowest: float
     least: float
     errors: Mapping[tuple[str, str, int], float]
 
@@ -370,22 +428,48 @@ class _Problem:
         base: int,
         around: Mapping[str, Mapping[str, int]],
         progress: bool,
+        lowest: float = math.inf,
     ) -> _Problem:
         """Measure one operator after the other, the others having the widths `around` or `base`."""
         trials.set(_places(trials, around), base)
         least = trials.noise()
-        errors = _errors(trials, parts, base, around, least, progress)
-        return cls(trials, tuple(parts), base, least, errors)
+        lowest = min(lowest, least)
+        found = _errors(trials, parts, base, around, least, progress)
+        errors = _bounded(found, least - min(lowest, least / 2))
+        return cls(trials, tuple(parts), base, lowest, least, errors)
 
     def around(self, widths: Mapping[str, Mapping[str, int]], progress: bool) -> _Problem:
         """Measure again around these widths."""
-        return self.measured(self.trials, self.parts, self.base, widths, progress)
+        trials, parts, base = self.trials, self.parts, self.base
+        return self.measured(trials, parts, base, widths, progress, self.lowest)
+
+    def choice(self, limits: Mapping[str, float]) -> _Choice:
+        """Return the least error within limits, or the fewest bytes that reach the decibels.
+
+        Whether they are reached is measured; if they are not, it is the last one of the front.
+        """
+        found, predicted = self.front(limits)
+        sqnr, measured = limits.get("sqnr"), dict[int, float]()
+
+        def is_enough(at: int) -> bool:
+            measured[at] = self.measure(self.widths(found, at))
+            return sqnr is None or measured[at] >= sqnr
+
+        if sqnr is None:
+            at = int(found.errors.argmin())
+            is_enough(at)
+        else:
+            rising = _rising(predicted)
+            guess = bisect.bisect_left([predicted[each] for each in rising], sqnr)
+            at = rising[_first(is_enough, rising, min(guess, len(rising) - 1))]
+        widths, flash = self.widths(found, at), float(found.costs[at, 0])
+        return _Choice(self, found, predicted, at, widths, predicted[at], measured[at], flash)
 
     def front(self, limits: Mapping[str, float]) -> tuple[Front, list[float]]:
         """Return the best allocations within limits, and their predicted decibels."""
         named = [name for name in limits if name in COSTS]
         kinds = list(dict.fromkeys((_bytes_of(limits), *named)))
-        blocks = [_block(self.trials, part, kinds, self.errors) for part in self.parts]
+        blocks = [self.block(part, kinds) for part in self.parts]
         numbers = sum(
             count * _directions(gru)
             for gru in self.trials.grus.values()
@@ -395,9 +479,37 @@ class _Problem:
         )
         most = [limits.get(name, math.inf) * (numbers if name == "bits" else 1) for name in kinds]
         found = front(blocks, most, kinds)
-        # a cost may be negative by chance, the whole not
-        whole = (max(self.least + each, 0.0) for each in found.errors.tolist())
-        return found, [decibels(self.trials.signal, each) for each in whole]
+        return found, [self._decibels(each) for each in found.errors.tolist()]
+
+    def block(self, part: _Part, kinds: Sequence[str]) -> Block:
+        """Return the costs and errors of the choices of a part."""
+        gru = self.trials.grus[part.module]
+        costs, added = [], []
+        for choice in part.choices:
+            bits = dict(zip(part.operators, choice, strict=True))
+            sizes = Sizes()
+            for layer in range(gru.num_layers):
+                number = counts(gru, layer)
+                for direction in range(_directions(gru)):
+                    for name, each in bits.items():
+                        sizes += operator_sizes(name, number[name], each)
+                    for out, pre in PRE_ACTIVATION.items():
+                        if out in bits:
+                            place = Place(part.module, layer, direction == 1, out)
+                            sizes += table_sizes(self.trials.table(place, bits[pre], bits[out]))
+            costs.append([COSTS[kind](sizes) for kind in kinds])
+            added.append(sum(self.errors[part.module, name, each] for name, each in bits.items()))
+        return Block(np.array(costs, dtype=np.float64), np.array(added, dtype=np.float64))
+
+    def predicted(self, widths: Mapping[str, Mapping[str, int]]) -> float:
+        """Return the predicted decibels of widths; operators without one keep theirs."""
+        found = (
+            self.errors[m, name, bits] for m, own in widths.items() for name, bits in own.items()
+        )
+        return self._decibels(sum(found))
+
+    def _decibels(self, added: float) -> float:
+        return decibels(self.trials.signal, max(self.least + added, 0.0))
 
     def widths(self, found: Front, index: int) -> dict[str, dict[str, int]]:
         """Return the widths of an allocation, operators in their usual order."""
@@ -410,9 +522,10 @@ class _Problem:
             for module, own in widths.items()
         }
 
-    def set(self, widths: Mapping[str, Mapping[str, int]]) -> None:
-        """Give the model these widths."""
+    def measure(self, widths: Mapping[str, Mapping[str, int]]) -> float:
+        """Give the model these widths, and return its decibels."""
         self.trials.set(_places(self.trials, widths), self.base)
+        return decibels(self.trials.signal, self.trials.noise())
 
 
 @dataclass(frozen=True)
@@ -571,56 +684,69 @@ def _errors(
     return found
 
 
-def _block(
-    trials: Trials,
-    part: _Part,
-    kinds: Sequence[str],
-    errors: Mapping[tuple[str, str, int], float],
-) -> Block:
-    """Return the costs and errors of the choices of a part."""
-    gru = trials.grus[part.module]
-    costs, added = [], []
-    for choice in part.choices:
-        bits = dict(zip(part.operators, choice, strict=True))
-        sizes = Sizes()
-        for layer in range(gru.num_layers):
-            number = counts(gru, layer)
-            for direction in range(_directions(gru)):
-                for name, each in bits.items():
-                    sizes += operator_sizes(name, number[name], each)
-                for out, pre in PRE_ACTIVATION.items():
-                    if out in bits:
-                        place = Place(part.module, layer, direction == 1, out)
-                        table = trials.table(place, bits[pre], bits[out])
-                        sizes += table_sizes(table)
-        costs.append([COSTS[kind](sizes) for kind in kinds])
-        added.append(sum(errors[part.module, name, each] for name, each in bits.items()))
-    return Block(np.array(costs, dtype=np.float64), np.array(added, dtype=np.float64))
+def _bounded(
+    errors: Mapping[tuple[str, str, int], float], most: float
+) -> dict[tuple[str, str, int], float]:
+    """Return what operators add to an error, with gains that together are at most `most`.
+
+    Several operators may each take away most of an error, which exists only once. Their gains are
+    made smaller by one factor, so that what remains of any widths is more than nothing.
+    """
+    gains: dict[tuple[str, str], float] = {}
+    for (module, name, _), each in errors.items():
+        gains[module, name] = max(gains.get((module, name), 0.0), -each)
+    total = sum(gains.values())
+    factor = most / total if total > most else 1.0
+    return {key: each if each > 0 else factor * each for key, each in errors.items()}
 
 
 def _directions(gru: QuantGRU) -> int:
     return 2 if gru.bidirectional else 1
 
 
-def _chosen(found: Front, predicted: Sequence[float], sqnr: float | None, lost: float = 0.0) -> int:
-    """Return the index of the allocation with the least error, or of the smallest one enough.
+def _rising(values: Sequence[float]) -> list[int]:
+    """Return the indices of values that are greater than all before."""
+    found: list[int] = []
+    for i, each in enumerate(values):
+        if not found or each > values[found[-1]]:
+            found.append(i)
+    return found
+
+
+def _first(is_enough: Callable[[int], bool], items: Sequence[int], guess: int) -> int:
+    """Return an index whose item is enough, the item before it not; the last one if none is.
 
     Args:
-        found: The allocations.
-        predicted: Their decibels.
-        sqnr: The least decibels; None for as many as possible.
-        lost: How many less than the predicted ones are expected, if there are such allocations.
+        is_enough: Whether an item is enough; called with few items near the guess.
+        items: At least one.
+        guess: Index of the item that is likely to be the first one.
     """
-    if sqnr is None:
-        return int(found.errors.argmin())
-    enough = [i for i, dB in enumerate(predicted) if dB - lost >= sqnr]
-    enough = enough or [i for i, dB in enumerate(predicted) if dB >= sqnr]
-    if not enough:
-        raise QuantGRUError(
-            f"Expected widths that reach {sqnr:g} dB within the budget, got at most "
-            f"{max(predicted):.1f} dB"
-        )
-    return min(enough, key=lambda i: (found.costs[i, 0], found.errors[i]))
+    low, high, step = -1, len(items) - 1, 1
+    if is_enough(items[guess]):
+        high = guess
+        while high > 0 and low < 0:
+            at = max(high - step, 0)
+            if is_enough(items[at]):
+                high, step = at, 2 * step
+            else:
+                low = at
+    else:
+        low = guess
+        while low < high:
+            at = min(low + step, len(items) - 1)
+            if is_enough(items[at]):
+                high = at
+                break
+            low, step = at, 2 * step
+        if low == high:
+            return high
+    while high - low > 1:
+        at = (low + high) // 2
+        if is_enough(items[at]):
+            high = at
+        else:
+            low = at
+    return high
 
 
 def _places(trials: Trials, widths: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.analysis.outputs import expect_tensors, named_tensors
+from quant_gru.analysis.replay import Replay
 from quant_gru.calibration.batches import run_batch
 from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import OPERATORS, QuantConfig
@@ -31,12 +33,17 @@ from quant_gru.whole_models.fit_weights import (
 )
 from quant_gru.whole_models.selection import ModelConfig
 
+_logger = logging.getLogger(__name__)
+
 Forward = Callable[[torch.nn.Module, Any], Any]
 
 BASE = 16
 """The width of all operators but those that are tried, unless a trial needs a wider one."""
 
 _FINER = 4
+# The share of operations that must come before the first GRU for these to be computed once: to see
+# the others takes time, too.
+_LEAST_REPEATED = 0.1
 
 
 def base_for(bits: int) -> int:
@@ -154,9 +161,11 @@ class Trials:
             found = operands(self.model, self.grus, given, forward_fn, progress)
             self._weights = _Weights(self.grus, found)
         with torch.no_grad():
-            self._real = [self._outputs(batch) for batch in self.batches]
-        self.signal = sum(float(each.square().sum()) for found in self._real for each in found)
-        self.set({})
+            self._replay = Replay(self.model, every.values())
+            self._real = list(self._all_outputs())
+            self.signal = sum(float(each.square().sum()) for found in self._real for each in found)
+            self.set({})
+            self._check_replay()
 
     def add_base(self, bits: int) -> None:
         """Make scales of a width; the first one is BASE."""
@@ -254,8 +263,8 @@ class Trials:
         """Return the summed squared error of all outputs."""
         found = 0.0
         with torch.no_grad():
-            for batch, real in zip(self.batches, self._real, strict=True):
-                for a, b in zip(real, self._outputs(batch), strict=True):
+            for real, outputs in zip(self._real, self._all_outputs(), strict=True):
+                for a, b in zip(real, outputs, strict=True):
                     found += float((a - b).square().sum())
         return found
 
@@ -275,7 +284,7 @@ class Trials:
 
     def metric(self, metric: Callable[[torch.nn.Module], Any]) -> list[float]:
         """Return a metric of the model as it is: one number, or one for each sample."""
-        with torch.no_grad():
+        with torch.no_grad(), self._replay.calls("metric"):
             return numbers_of(metric(self.model))
 
     def float_mode(self) -> None:
@@ -284,6 +293,33 @@ class Trials:
             gru.use_quantization = False
             if self._weights is not None:
                 self._weights.put(name, None)
+
+    def _all_outputs(self) -> Iterator[list[Tensor]]:
+        """Yield the outputs of each batch; what comes before the first GRU is computed once."""
+        for index, batch in enumerate(self.batches):
+            with self._replay.calls(index):
+                found = self._outputs(batch)
+            yield found
+
+    def _check_replay(self) -> None:
+        """Compare outputs with and without repeated operations; repeat none if they differ."""
+        replay = self._replay
+        seen = replay.seen
+        found = list(self._all_outputs())
+        repeated, seen = replay.repeated, replay.seen - seen
+        replay.is_on = False
+        computed = list(self._all_outputs()) if repeated else found
+        replay.is_on = True
+        pairs = zip(found, computed, strict=True)
+        told = f"{repeated} of {seen} operations outside GRUs come before the first GRU"
+        if not all(torch.equal(a, b) for each in pairs for a, b in zip(*each, strict=True)):
+            replay.forget()
+            _logger.info("equal calls give other outputs: each trial runs the whole model")
+        elif _LEAST_REPEATED * seen >= repeated:
+            replay.forget()
+            _logger.info("%s: each trial runs the whole model", told)
+        else:
+            _logger.info("%s: they are computed once", told)
 
     def _outputs(self, batch: Any) -> list[Tensor]:
         found = run_batch(self.model, batch, self._forward)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from quant_gru.errors import QuantGRUError
+from quant_gru.errors import QuantGRUError, note_once
 
 Value: TypeAlias = Any
 """A value of onnx_ir, which is an optional package."""
@@ -123,8 +123,13 @@ class Builder:
     def few_bits(self, least: int, most: int) -> tuple[Any, int] | None:
         """Return a type of 2 or 4 bits that holds these integers, and its bits; None without."""
         types = self._ir.DataType
-        if self.opset >= INT2_OPSET and hasattr(types, "INT2") and least >= -2 and most < 2:
-            return types.INT2.numpy(), 2
+        if self.opset >= INT2_OPSET and least >= -2 and most < 2:
+            if hasattr(types, "INT2"):
+                return types.INT2.numpy(), 2
+            note_once(
+                f"Expected an onnx_ir with INT2 for opset {self.opset}, got "
+                f"{self._ir.__version__}: weights of 2 bits are stored as INT4; update onnx-ir"
+            )
         if self.opset >= OPSET and least >= -8 and most < 8:
             return types.INT4.numpy(), 4
         return None

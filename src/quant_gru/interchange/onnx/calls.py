@@ -96,6 +96,7 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
             outputs = add_gru(b, source_of(kind.gru), profile, *_padded(call.inputs))
             nodes = list(b.nodes)
             _replace(model, call, nodes, outputs)
+            outputs = _without_copy(*outputs)
         borders.append(
             (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs, strict=True)))
         )
@@ -177,6 +178,18 @@ def _replace(model: Any, call: Any, nodes: Sequence[Any], outputs: Sequence[Valu
     onnx_ir().convenience.replace_nodes_and_values(
         call.graph, call, [call], rest, call.outputs, outputs
     )
+
+
+def _without_copy(y: Value, h_n: Value) -> tuple[Value, Value]:
+    """Return the outputs of a step, which are one value unless both are outputs of the graph."""
+    node = h_n.producer()
+    if node.op_type != "Identity" or node.inputs[0] is not y or y.is_graph_output():
+        return y, h_n
+    name = h_n.name if h_n.is_graph_output() else y.name
+    onnx_ir().convenience.replace_all_uses_with(h_n, y, replace_graph_outputs=True)
+    node.graph.remove(node, safe=True)
+    y.name = name
+    return y, y
 
 
 def _mark(

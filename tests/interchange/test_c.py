@@ -15,11 +15,8 @@ from random_grus import KINDS, random_gru, with_weights
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.config.fields import ROUNDINGS
-from quant_gru.integer.quantizer import Quantizer
-from quant_gru.integer.tables import build_table
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.c.numbers import Sum, in_words, sum_of
-from quant_gru.interchange.c.short_tables import short_table
 
 pytestmark = pytest.mark.slow
 
@@ -242,21 +239,3 @@ def test_sums_take_the_narrowest_integers():
     assert kind((1 << 21, 1), 20, 1 << 10, 1).bits == 64
     assert kind((3, 1), 20, 1 << 60, 1).bits == 128
     assert kind((3, 1), 100, 1, 1).bits == 128
-
-
-def test_tables_in_32_bits():
-    """Every code has the output of the plan, and outputs that 32 bits do not hold have none."""
-    codes = torch.arange(-(1 << 14), 1 << 14)
-    pre = Quantizer(15, True, 2.0**-11, 100)
-    table = build_table("tanh", pre, Quantizer(16, True, 2.0**-15))
-    short = short_table(table, pre)
-    assert short is not None
-    q = codes - short.first
-    c = torch.tensor(short.coefficients).reshape(-1, 3)[q >> short.u]
-    d = q & ((1 << short.u) - 1)
-    slope = c[:, 1] + ((c[:, 2] * d) >> short.e)
-    found = (c[:, 0] + ((slope * d) >> short.f)) >> short.g
-    assert torch.equal(found.clamp(short.lo, short.hi), table(codes))
-    for bits in (28, 29, 30, 31, 32):
-        wide = build_table("tanh", pre, Quantizer(bits, True, 2.0 ** (1 - bits)))
-        assert short_table(wide, pre) is None or bits < 30

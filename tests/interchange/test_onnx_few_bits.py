@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -12,7 +13,8 @@ import torch
 from onnx import TensorProto, helper
 from random_grus import with_weights
 
-from quant_gru import QuantConfig, export_onnx, quantize_onnx
+from quant_gru import QuantConfig, QuantGRUWarning, export_onnx, quantize_onnx
+from quant_gru.interchange.onnx import builder
 
 C, H = 40, 64
 pytestmark = pytest.mark.filterwarnings("ignore:one signed bit")
@@ -91,6 +93,17 @@ def test_opset_25(bits: int, type_: str, whole: bool, tmp_path: Path) -> None:
     found = bytes_by_type(written)
     assert found[getattr(TensorProto, type_)] >= 3 * H * (C + H) * bits // 8
     assert found.get(TensorProto.INT8, 0) < 3 * H * C // 2
+
+
+def test_an_onnx_ir_without_int2_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ir = builder.onnx_ir()
+    types = SimpleNamespace(**{each.name: each for each in ir.DataType if each.name != "INT2"})
+    older = SimpleNamespace(**{**vars(ir), "DataType": types, "__version__": "0.1"})
+    b = builder.Builder(opset=25)
+    monkeypatch.setattr(b, "_ir", older)
+    with pytest.warns(QuantGRUWarning, match=r"Expected an onnx_ir with INT2 .* got 0\.1"):
+        assert b.few_bits(-2, 1) == (ir.DataType.INT4.numpy(), 4)
+    assert builder.Builder(opset=24).few_bits(-2, 1) == (ir.DataType.INT4.numpy(), 4)
 
 
 @pytest.mark.parametrize("profile", ["qdq", "node", "float"])

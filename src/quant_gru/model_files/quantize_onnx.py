@@ -283,7 +283,6 @@ def _written(
     reached = replace_grus(
         model,
         {key: grus[form.name]._source() for key, form in keys.items()},
-        {key: form.name for key, form in keys.items()},
         profile,
         opset,
         {key: (form.element_type, form.shape) for key, form in keys.items()},

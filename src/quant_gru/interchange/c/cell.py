@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.segments import Segments, segments_of
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.c.numbers import (
@@ -24,7 +27,6 @@ from quant_gru.interchange.c.numbers import (
     tiled_digits,
     tiled_nibbles,
 )
-from quant_gru.interchange.c.short_tables import short_table
 from quant_gru.interchange.c.text import SIZES, array, fill, struct, type_of
 
 # loop -> types of weights, biases and the operand
@@ -354,6 +356,14 @@ def _add_x4(data: Data, name: str, body: str) -> None:
     )
 
 
+def _short(table: Table, pre: Quantizer) -> Segments | None:
+    """Return a table as `qg_short_table` has it; None if that has no room for it."""
+    found = segments_of(table, pre.lo, pre.hi)
+    if found is None or not 0 <= found.codes.min() <= found.codes.max() < 1 << 16:
+        return None
+    return found
+
+
 def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:
     """Add a table and its function `name`, from codes to codes without zero point."""
     entries = entries_of(table, pre)
@@ -371,10 +381,16 @@ def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:
                 entries=f"{name}_entries", index=f"vsubq_n_s32(code, {first})"
             )
             _add_x4(data, name, gather)
-    elif (short := short_table(table, pre)) is not None:
-        rows = data.array("tables", "int32_t", f"{name}_coefficients", short.coefficients)
-        fields = {key: value for key, value in vars(short).items() if key != "coefficients"}
-        data.struct("qg_short_table", f"{name}_table", **fields, coefficients=rows)
+    elif (short := _short(table, pre)) is not None:
+        slopes, starts = (
+            data.array("tables", ctype, f"{name}_{part}", np.stack(columns, 1).flatten().tolist())
+            for ctype, part, columns in (
+                ("int32_t", "slopes", (short.c1,)),
+                ("uint16_t", "starts", (short.codes, short.rests, short.c2 & 0xFFFF)),
+            )
+        )
+        fields = {key: getattr(short, key) for key in ("first", "u", "e", "s", "g", "lo", "hi")}
+        data.struct("qg_short_table", f"{name}_table", **fields, slopes=slopes, starts=starts)
         body = f"qg_look_up_short(&{name}_table, code)"
         _add_x4(data, name, f"qg_look_up_short_x4(&{name}_table, code)")
     else:

@@ -233,22 +233,23 @@ typedef struct {
     const int64_t *coefficients;
 } qg_table;
 
-/* Quadratic segments of 2^u codes in 32 bits. Coefficients of segment i are at 3 * i. The exporter
- * has compared every code with the table of the plan. */
+/* Parabolas over segments of 2^u codes in 32 bits, see docs/arithmetic.md. The exporter has
+ * compared every code with the table of the plan. */
 typedef struct {
-    int64_t first; /* code at which segment 0 would begin */
-    int u, e, f, g;
-    int64_t lo, hi;
-    const int32_t *coefficients;
+    int32_t first; /* code at which segment 0 would begin */
+    int u, e, s, g;
+    int32_t lo, hi;
+    const int32_t *slopes;  /* c1 of each segment */
+    const uint16_t *starts; /* code, rest, and c2 modulo 2^16 of each segment */
 } qg_short_table;
 
 QG_INLINE qg_value qg_look_up_short(const qg_short_table *t, qg_value code) {
-    const int32_t q = (int32_t)code - (int32_t)t->first;
-    const int32_t *const c = t->coefficients + 3 * (q >> t->u);
+    const int32_t q = (int32_t)code - t->first;
+    const uint16_t *const start = t->starts + 3 * (q >> t->u);
     const int32_t d = q & ((1 << t->u) - 1);
-    const int32_t slope = c[1] + ((c[2] * d) >> t->e);
-    return (qg_value)qg_clamp32((c[0] + ((slope * d) >> t->f)) >> t->g, (int32_t)t->lo,
-                                (int32_t)t->hi);
+    const int32_t rise = (t->slopes[q >> t->u] + (((int16_t)start[2] * d) >> t->e)) * d;
+    const int32_t change = (((int32_t)start[1] << t->s) + rise) >> t->g;
+    return (qg_value)qg_clamp32(t->lo + (int32_t)start[0] + change, t->lo, t->hi);
 }
 
 QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {

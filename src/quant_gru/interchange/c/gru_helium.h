@@ -129,17 +129,21 @@ QG_INLINE int32x4_t qg_product_x4(const qg_sum *s, int32x4_t a, int32x4_t b) {
 }
 
 QG_INLINE int32x4_t qg_look_up_short_x4(const qg_short_table *t, int32x4_t code) {
-    const int32x4_t q = vsubq_n_s32(code, (int32_t)t->first);
+    const int32x4_t q = vsubq_n_s32(code, t->first);
     const int32x4_t segment = qg_right_x4(q, t->u);
     const int32x4_t d = vmlaq_n_s32(q, segment, -(1 << t->u));
-    const uint32x4_t at = vaddq_n_u32(vreinterpretq_u32_s32(vmulq_n_s32(segment, 12)),
-                                      (uint32_t)(uintptr_t)t->coefficients);
-    const int32x4_t c0 = vldrwq_gather_base_s32(at, 0), c1 = vldrwq_gather_base_s32(at, 4);
-    const int32x4_t c2 = vldrwq_gather_base_s32(at, 8);
+    const uint32x4_t at = vreinterpretq_u32_s32(vmulq_n_s32(segment, 3));
+    const int32x4_t c1 =
+        vldrwq_gather_shifted_offset_s32(t->slopes, vreinterpretq_u32_s32(segment));
+    const int32x4_t c2 =
+        vldrhq_gather_shifted_offset_s32((const int16_t *)(const void *)(t->starts + 2), at);
+    const int32x4_t start = vreinterpretq_s32_u32(vldrhq_gather_shifted_offset_u32(t->starts, at));
+    const int32x4_t rest =
+        vreinterpretq_s32_u32(vldrhq_gather_shifted_offset_u32(t->starts + 1, at));
     const int32x4_t slope = vaddq_s32(c1, qg_right_x4(vmulq_s32(c2, d), t->e));
-    const int32x4_t sum = vaddq_s32(c0, qg_right_x4(vmulq_s32(slope, d), t->f));
-    /* coefficients contain the half */
-    return qg_half_up_clamp_x4(vsubq_n_s32(sum, 1 << (t->g - 1)), t->g, t->lo, t->hi);
+    const int32x4_t sum = vaddq_s32(vshlq_r_s32(rest, t->s), vmulq_s32(slope, d));
+    const int32x4_t v = vaddq_s32(vaddq_n_s32(start, t->lo), qg_right_x4(sum, t->g));
+    return vminq_s32(vmaxq_s32(v, vdupq_n_s32(t->lo)), vdupq_n_s32(t->hi));
 }
 
 /* Weights of 4 rows after those of the 4 rows before: tiles of 16 columns, then one of 8 columns if

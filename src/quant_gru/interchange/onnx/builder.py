@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quant_gru.errors import QuantGRUError
+from quant_gru.errors import QuantGRUError, note_once
 
 Value: TypeAlias = Any
 """A value of onnx_ir, which is an optional package."""
@@ -54,11 +54,31 @@ def graph_input(name: str, dtype: str, *shape: int | str) -> Value:
     return found
 
 
-class Builder:
-    """Records the nodes of one graph.
+class Names:
+    """Makes the names of values: short, and unique in a model, bodies included.
 
     Args:
-        prefix: Of the names of all values, which are unique in a model, bodies included.
+        prefix: Their start; with it they are identifiers of C, as ONNX asks for.
+        taken: Names that the model has.
+    """
+
+    def __init__(self, prefix: str = "g", taken: Iterable[str] = ()) -> None:
+        self._prefix, self._taken, self._count = prefix, frozenset(taken), 0
+
+    def next(self) -> str:
+        """Return a name that no value has."""
+        while True:
+            name = f"{self._prefix}{np.base_repr(self._count, 36).lower()}"
+            self._count += 1
+            if name not in self._taken:
+                return name
+
+
+class Builder:
+    """Records the nodes of one graph. Nodes have no names: their outputs have some.
+
+    Args:
+        names: Of all values; None if the model has no others.
         opset: Version of the operators of ONNX.
         outer: The builder of the graph around a body.
         constants: Of the graph, if other builders add nodes to it, too.
@@ -66,15 +86,14 @@ class Builder:
 
     def __init__(
         self,
-        prefix: str = "gru",
+        names: Names | None = None,
         opset: int = OPSET,
         outer: Builder | None = None,
         constants: Constants | None = None,
     ) -> None:
         self._ir = onnx_ir()
         self._tape = self._ir.tape.Tape()
-        self._prefix, self._outer = prefix, outer
-        self._values = self._bodies = 0
+        self._names, self._outer = names or Names(), outer
         self._constants: Constants = {} if constants is None else constants
         self.opset = opset
 
@@ -104,8 +123,13 @@ class Builder:
     def few_bits(self, least: int, most: int) -> tuple[Any, int] | None:
         """Return a type of 2 or 4 bits that holds these integers, and its bits; None without."""
         types = self._ir.DataType
-        if self.opset >= INT2_OPSET and hasattr(types, "INT2") and least >= -2 and most < 2:
-            return types.INT2.numpy(), 2
+        if self.opset >= INT2_OPSET and least >= -2 and most < 2:
+            if hasattr(types, "INT2"):
+                return types.INT2.numpy(), 2
+            note_once(
+                f"Expected an onnx_ir with INT2 for opset {self.opset}, got "
+                f"{self._ir.__version__}: weights of 2 bits are stored as INT4; update onnx-ir"
+            )
         if self.opset >= OPSET and least >= -8 and most < 8:
             return types.INT4.numpy(), 4
         return None
@@ -130,8 +154,10 @@ class Builder:
 
     def _name(self, values: Sequence[Value]) -> None:
         for value in values:
-            value.name = f"{self._prefix}_{self._values}"
-            self._values += 1
+            value.name = self._names.next()
+            node = value.producer()
+            if node is not None:
+                node.name = ""
 
     def constant(self, value: Any, dtype: Any) -> Value:
         """Return a constant; equal constants are one. Bodies share those of the outer graph."""
@@ -197,8 +223,7 @@ class Builder:
         Returns:
             States after the last step, and what was collected, (T, ..), indexed by input step.
         """
-        ir, inner = self._ir, Builder(f"{self._prefix}_step{self._bodies}", self.opset, self)
-        self._bodies += 1
+        ir, inner = self._ir, Builder(self._names, self.opset, self)
         given = [ir.Value() for _ in (*states, *inputs)]
         inner._name(given)
         after, collected = body(inner, given[: len(states)], given[len(states) :])
@@ -220,6 +245,14 @@ class Builder:
             **attributes,
         )
         return found[: len(after)], found[len(after) :]
+
+
+def names_of(model: Any) -> set[str]:
+    """Return the names of all values of an onnx_ir model, subgraphs included."""
+    found = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    for node in onnx_ir().traversal.RecursiveGraphIterator(model.graph):
+        found.update(value.name for value in node.outputs)
+    return {name for name in found if name}
 
 
 def static_size(value: Value, axis: int) -> int | None:
@@ -268,14 +301,19 @@ def infer_shapes(model: Any) -> None:
 
 
 def proto_of(model: Any) -> Any:
-    """Return an onnx_ir model as protobuf, with notes of shapes that depend on an input alone."""
+    """Return an onnx_ir model as protobuf, with notes of those shapes alone that a reader needs.
+
+    Every reader infers the others, from the inputs and the nodes.
+    """
+    import onnx
+
     proto = onnx_ir().to_proto(model)
-    graph = proto.graph
-    fixed = {tensor.name for tensor in graph.initializer} - {each.name for each in graph.input}
-    for node in graph.node:
-        if fixed.issuperset(node.input) and not any(each.HasField("g") for each in node.attribute):
-            fixed.update(node.output)
-    noted = [value for value in graph.value_info if value.name not in fixed]
-    del graph.value_info[:]
-    graph.value_info.extend(noted)
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    noted = [value for value in proto.graph.value_info if value.name not in stored]
+    del proto.graph.value_info[:]
+    if noted:
+        inferred = onnx.shape_inference.infer_shapes(proto).graph.value_info
+        known = {value.name: value.type.SerializeToString() for value in inferred}
+        needed = (v for v in noted if known.get(v.name) != v.type.SerializeToString())
+        proto.graph.value_info.extend(needed)
     return proto

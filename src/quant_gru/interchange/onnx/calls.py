@@ -16,8 +16,10 @@ from typing import Any
 from quant_gru.interchange.onnx.builder import (
     Builder,
     Constants,
+    Names,
     Value,
     graph_input,
+    names_of,
     onnx_ir,
     static_size,
 )
@@ -79,6 +81,7 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
     calls = calls_of(model)
     counts = Counter(map(_kind_of, calls))
     constants: Constants = {}
+    made_names = Names(taken=names_of(model))
     opset = model.graph.opset_imports[""]
     borders = []
     for call in calls:
@@ -89,10 +92,11 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
             name = _function(model, kind, profile, names, opset)
             nodes, outputs = [_rename(call, name)], call.outputs
         else:
-            b = Builder(f"{_word(names[kind.gru])}/{use}", opset, constants=constants)
+            b = Builder(made_names, opset, constants=constants)
             outputs = add_gru(b, source_of(kind.gru), profile, *_padded(call.inputs))
             nodes = list(b.nodes)
             _replace(model, call, nodes, outputs)
+            outputs = _without_copy(*outputs)
         borders.append(
             (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs, strict=True)))
         )
@@ -154,7 +158,7 @@ def function_of(
         N: Rows, or None for any.
         lengths: Whether there is an input of lengths.
     """
-    ir, b, source = onnx_ir(), Builder(name, opset), source_of(gru)
+    ir, b, source = onnx_ir(), Builder(opset=opset), source_of(gru)
     rows = N or "N"
     states = source.num_layers * source.directions
     x = graph_input("x", "FLOAT", T or "T", rows, source.input_size)
@@ -174,6 +178,18 @@ def _replace(model: Any, call: Any, nodes: Sequence[Any], outputs: Sequence[Valu
     onnx_ir().convenience.replace_nodes_and_values(
         call.graph, call, [call], rest, call.outputs, outputs
     )
+
+
+def _without_copy(y: Value, h_n: Value) -> tuple[Value, Value]:
+    """Return the outputs of a step, which are one value unless both are outputs of the graph."""
+    node = h_n.producer()
+    if node.op_type != "Identity" or node.inputs[0] is not y or y.is_graph_output():
+        return y, h_n
+    name = h_n.name if h_n.is_graph_output() else y.name
+    onnx_ir().convenience.replace_all_uses_with(h_n, y, replace_graph_outputs=True)
+    node.graph.remove(node, safe=True)
+    y.name = name
+    return y, y
 
 
 def _mark(

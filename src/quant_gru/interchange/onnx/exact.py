@@ -24,7 +24,7 @@ FLOAT32, FLOAT64, INT64 = 1 << 24, 1 << 53, 1 << 62
 LIMITS = {"FLOAT": FLOAT32, "DOUBLE": FLOAT64}
 FLOATS = {"FLOAT": np.float32, "DOUBLE": np.float64}
 _SATURATES_LOG2 = 34
-_CAST = 128  # bytes that a Cast and its names take in a file
+_CAST = 40  # bytes that a Cast and its names take in a file
 _NORMAL = 100  # shifts by which codes neither overflow float32 nor become subnormal
 
 Objects = NDArray[np.object_]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quant_gru.interchange.onnx.builder import Builder, Constants, Value, onnx_ir
+from quant_gru.interchange.onnx.builder import Builder, Constants, Names, Value, names_of, onnx_ir
 from quant_gru.interchange.onnx.profiles import add_gru, zero_states
 from quant_gru.interchange.onnx.source import Source
 
@@ -14,7 +13,6 @@ from quant_gru.interchange.onnx.source import Source
 def replace_grus(
     model: Any,
     sources: Mapping[str, Source],
-    names: Mapping[str, str],
     profile: str,
     opset: int,
     inputs: Mapping[str, tuple[int, Sequence[int | None]]],
@@ -27,7 +25,6 @@ def replace_grus(
     Args:
         model: An onnx_ir model; changed in place.
         sources: Name of an output of a GRU node -> its GRU.
-        names: The same -> the name of the node in the names of values.
         profile: See `PROFILES`.
         opset: Version of ONNX's operators for the new nodes.
         inputs: The same as in `sources` -> ONNX type of the node's input, and its sizes as far as
@@ -37,7 +34,7 @@ def replace_grus(
         The same as in `sources` -> the names of what reaches the GRU in float32: the input and the
         initial states ('' without), in the layout of the node.
     """
-    taken = _names_of(model)
+    made_names = Names(taken=names_of(model))
     constants: Constants = {}
     fixed: list[Any] = []
     reached = {}
@@ -45,7 +42,7 @@ def replace_grus(
         key = next((value.name for value in node.outputs if value.name in sources), None)
         if key is None:
             continue
-        b = Builder(_prefix(names[key], taken), opset, constants=constants)
+        b = Builder(made_names, opset, constants=constants)
         new, reached[key] = _replacement(b, node, sources[key], profile, *inputs[key])
         nodes = [each for each in b.nodes if each.op_type != "Constant"]
         fixed += [each for each in b.nodes if each.op_type == "Constant"]
@@ -138,23 +135,6 @@ def _flipped(b: Builder, v: Value, lengths: Value | None) -> Value:
 def _input(node: Any, index: int) -> Value | None:
     value = node.inputs[index] if index < len(node.inputs) else None
     return None if value is None or not value.name else value
-
-
-def _names_of(model: Any) -> set[str]:
-    """Return the names of all values of a model, subgraphs included."""
-    found = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
-    for node in onnx_ir().traversal.RecursiveGraphIterator(model.graph):
-        found.update(value.name for value in node.outputs)
-    return {name for name in found if name}
-
-
-def _prefix(name: str, taken: set[str]) -> str:
-    """Return a start of names that no value of the model has."""
-    prefix = f"{re.sub(r'[^A-Za-z0-9_]', '_', name).strip('_') or 'gru'}_int"
-    while any(each.startswith(f"{prefix}_") for each in taken):
-        prefix += "_"
-    taken.add(f"{prefix}_")
-    return prefix
 
 
 def _remove_unread(graph: Any, nodes: Sequence[Any]) -> None:

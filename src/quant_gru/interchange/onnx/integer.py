@@ -147,7 +147,7 @@ class IntegerCell:
         return quantized(b, h0, self.plan.h, self.state_type)
 
     def once(self, b: Builder, x: Value, v: Value | None, h0: Value) -> tuple[Value, Value]:
-        """Return the states (N, H) before and after the one step of a sequence.
+        """Return the states (1, N, H) before and after the one step of a sequence.
 
         Args:
             b: The builder.
@@ -155,26 +155,20 @@ class IntegerCell:
             v: The input of another layer, of `join`.
             h0: The real state, float32 (1, N, H).
         """
-        axis, dtype, C, H = (
-            b.int64([0]),
-            self.state_type,
-            self.plan.input_size,
-            self.plan.hidden_size,
-        )
+        C, H = self.plan.input_size, self.plan.hidden_size
+        if v is None and self.plan.border != self.plan.x:
+            v = self.read(b, x)
         if v is not None:
-            return self.after(b, b.op("Squeeze", v, axis), self.start(b, b.op("Squeeze", h0, axis)))
-        if self.plan.border != self.plan.x:
-            codes = self.read(b, b.op("Squeeze", x, axis))
-            return self.after(b, codes, self.start(b, b.op("Squeeze", h0, axis)))
-        both = b.op("Squeeze", b.op("Concat", x, h0, axis=-1), axis)
-        both = quantized_beside(b, both, [self.plan.x, self.plan.h], [C, H], dtype)
+            return self.after(b, v, self.start(b, h0))
+        both, kinds = b.op("Concat", x, h0, axis=-1), [self.plan.x, self.plan.h]
+        both = quantized_beside(b, both, kinds, [C, H], self.state_type)
         v, h = b.ops("Split", 2, both, b.int64([C, H]), axis=-1)
         return self.after(b, v, h, both)
 
     def after(
         self, b: Builder, v: Value, h: Value, both: Value | None = None
     ) -> tuple[Value, Value]:
-        """Return a state (N, H) and the one after a step with input codes (N, C).
+        """Return a state (.., N, H) and the one after a step with input codes (.., N, C).
 
         Args:
             b: The builder.

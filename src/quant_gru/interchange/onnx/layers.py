@@ -125,13 +125,11 @@ def step_of(
     Returns:
         The state after it, float32 (1, N, H), and what `join` takes of it.
     """
-    axis = b.int64([0])
     before, after = cell.once(b, x, v, h0)
     if runs is not None:
-        after = cell.keep(b, b.op("Squeeze", runs, axis), after, before)
+        after = cell.keep(b, runs, after, before)
     shown, real = cell.shown(b, after)
-    found = b.op("Unsqueeze", real, axis)
-    return found, found if shown is real else b.op("Unsqueeze", shown, axis)
+    return real, shown
 
 
 def scan_of(

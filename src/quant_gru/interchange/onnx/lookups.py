@@ -7,20 +7,20 @@ file has the coefficients of the segments with as few bits as give every entry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.integer.rounding import DEFAULT, shifted
+from quant_gru.integer.rounding import shifted
+from quant_gru.integer.segments import Segments, segments_of
 from quant_gru.integer.tables import Table
 from quant_gru.interchange.onnx.builder import Builder, Value
 from quant_gru.interchange.onnx.exact import (
-    FLOAT64,
     INT64,
     Rule,
     clipped,
@@ -34,10 +34,7 @@ from quant_gru.interchange.onnx.exact import (
 
 _STORED, _LISTED = 1 << 12, 1 << 16  # entries, at most
 _STEPS = 1 << 10  # bytes that the nodes take in a file that add up steps
-# shifts of constants, in 16 or 32 bits, and of the steps in which slopes are tried
-_TRIES = ((15, 11), (15, 14), (15, 17), (30, 11), (30, 14), (30, 17), (30, 20))
-_SHIFT = 32  # float64 has every sum of 17 bits with it
-_NEAR = sorted(range(-8, 9), key=abs)  # steps in which coefficients are tried
+_LARGEST = 1 << 18  # output of a list
 
 Integers = NDArray[np.int64]
 
@@ -104,10 +101,9 @@ def _gather(
     first = {key: index for index, key in reversed(list(enumerate(keys)))}
     chosen = sorted(first.values())
     places: dict[tuple[bytes, float], int] = {}
-    if not any(sums) and are_alike(tables):
-        every, entries = lists_of_segments(
-            b, [tables[i] for i in chosen], [units[i] for i in chosen], dtype
-        )
+    parts = [None if any(sums) else _segments(tables[i]) for i in chosen]
+    if are_alike(parts):
+        every, entries = lists_of_segments(b, parts, [units[i] for i in chosen], dtype)
         places = {keys[i]: entries * place for place, i in enumerate(chosen)}
     else:
         lists, count = [], 0
@@ -173,18 +169,16 @@ def is_stored(table: Table) -> bool:
 
 
 def is_even(table: Table) -> bool:
-    """Return whether few segments of one length make a list, and float64 has every partial sum.
+    """Return whether segments of one length make a list of small outputs."""
+    u, most = table.segment_shift, max(abs(end - table.zero_point) for end in (table.lo, table.hi))
+    if u is None or table.coefficients.shape[1] != 3:
+        return False
+    return len(table.bounds) << u <= _LISTED and most < _LARGEST
 
-    The list is computed by an operator that rounds ties to even.
-    """
-    if table.rounding != DEFAULT:
-        return False
-    if table.segment_shift is None or table.coefficients.shape[1] != 3:
-        return False
-    length = 1 << table.segment_shift
-    most = np.abs(table.coefficients.cpu().numpy().astype(object))
-    largest = int((most[:, 0] + most[:, 1] * length + most[:, 2] * length**2).max())
-    return len(table.bounds) * length <= _LISTED and largest < FLOAT64
+
+def _segments(table: Table) -> Segments | None:
+    """Return what a file has of a table that it has not code by code."""
+    return None if is_stored(table) else segments_of(table, int(table.bounds[0]), table.last)
 
 
 def list_of(b: Builder, table: Table, dtype: str) -> tuple[Value, int]:
@@ -195,52 +189,71 @@ def list_of(b: Builder, table: Table, dtype: str) -> tuple[Value, int]:
         table: A table that `is_stored` or `is_even`.
         dtype: 'FLOAT' or 'DOUBLE', of the list.
     """
-    if is_stored(table):
+    segments = _segments(table)
+    if segments is None:
         return stored_list(b, outputs(table), dtype)
-    return lists_of_segments(b, [table], [1.0], dtype)
+    return lists_of_segments(b, [segments], [1.0], dtype)
 
 
-def are_alike(tables: Sequence[Table]) -> bool:
-    """Return whether all tables are segments, as many and as long, so that one list has them."""
-    forms = {(len(table.bounds), table.segment_shift) for table in tables}
-    return len(forms) == 1 and not any(map(is_stored, tables))
+def are_alike(parts: Sequence[Segments | None]) -> TypeGuard[Sequence[Segments]]:
+    """Return whether all are segments, as many and as long, so that one list has them."""
+    forms = {None if each is None else (len(each.codes), each.u) for each in parts}
+    return len(forms) == 1 and None not in forms
 
 
 def lists_of_segments(
-    b: Builder, tables: Sequence[Table], units: Sequence[float], dtype: str
+    b: Builder, parts: Sequence[Segments], units: Sequence[float], dtype: str
 ) -> tuple[Value, int]:
-    """Return a list as `list_of` of tables that `are_alike`, and how many entries each has.
+    """Return a list as `list_of` of segments that `are_alike`, and how many entries each has.
 
-    Sums are exact in any order. OpenVINO does not end with them as products of constants and sums.
+    Runtimes that compute float64 in float32 hardly ever round to another code: all numbers but
+    codes are small. A file has c1 less the mean slope around the start of a segment, so that mostly
+    16 bits hold it.
 
     Args:
         b: The builder.
-        tables: The tables.
+        parts: The segments of each table.
         units: What the outputs of each are multiplied by.
         dtype: 'FLOAT' or 'DOUBLE', of the list.
     """
-    parts = [_coarse(table) or _exact(table) for table in tables]
 
-    def column(name: str) -> Value:
-        found = np.stack([getattr(part, name) for part in parts])
-        return stored(b, found[:, :, None], "DOUBLE")
+    def column(of: Callable[[Segments], Integers]) -> Value:
+        return stored(b, np.stack([of(part) for part in parts])[:, :, None], "DOUBLE")
 
     def of_each(numbers: Sequence[float]) -> NDArray[np.float64]:
         found = np.array(numbers, np.float64)
         return found[0] if np.all(found == found[0]) else found[:, None, None]
 
-    t = np.arange(parts[0].length)
-    powers = stored(b, np.stack([t, t * t, np.ones_like(t)]), "DOUBLE")
-    shifts = np.array([[part.shift, part.shift, part.rest_shift] for part in parts])
-    powers = b.op("Mul", powers, b.float64(np.ldexp(1.0, -shifts)[:, :, None]))
-    y = b.op("MatMul", b.op("Concat", *map(column, ("c1", "c2", "rests")), axis=2), powers)
-    y = b.op("Add", b.op("Round", y), column("codes"))
-    lo, hi = (
-        of_each([getattr(each, end) - each.zero_point for each in tables]) for end in ("lo", "hi")
-    )
-    (y,) = converted(b, [clipped(b, y, lo, hi, "DOUBLE")], "DOUBLE", dtype)
-    y = scaled(b, y, of_each(units), dtype)
-    return b.op("Reshape", y, b.int64([-1])), len(tables[0].bounds) * len(t)
+    def times(v: Value, exponents: Sequence[int]) -> Value:
+        return scaled(b, v, of_each([2.0**each for each in exponents]), "DOUBLE")
+
+    def bounded(v: Value, axis: int, first: int, last: int) -> Value:
+        return b.op("Slice", v, *(b.int64([each]) for each in (first, last, axis)))
+
+    codes, rests = column(lambda part: part.codes), column(lambda part: part.rests)
+    both, count = b.op("Concat", codes, rests, axis=2), len(parts[0].codes)
+    rise = b.op("Sub", bounded(both, 1, 2, count), bounded(both, 1, 0, count - 2))
+    units_of = np.array([[2.0 ** (p.g - p.u - 1), 2.0 ** (p.s - p.u - 1)] for p in parts])
+    rise = b.op("Floor", b.op("MatMul", rise, b.float64(units_of[:, :, None])))
+    rise = b.op("Pad", rise, b.int64([0, 1, 0] * 2), mode="edge")
+    slope = b.op("Add", rise, column(lambda part: part.c1 - _mean_slopes(part)))
+    t = stored(b, np.arange(1 << parts[0].u), "DOUBLE")
+    bend = b.op("Floor", b.op("Mul", times(column(lambda p: p.c2), [-p.e for p in parts]), t))
+    y = b.op("Mul", b.op("Add", slope, bend), t)
+    y = b.op("Add", y, times(rests, [p.s for p in parts]))
+    y = b.op("Add", b.op("Floor", times(y, [-p.g for p in parts])), codes)
+    y = clipped(b, y, np.array(0.0), of_each([p.hi - p.lo for p in parts]), "DOUBLE")
+    lowest = of_each([p.lo for p in parts])
+    y = b.op("Add", y, b.float64(lowest)) if np.any(lowest) else y
+    (y,) = converted(b, [y], "DOUBLE", dtype)
+    y = b.op("Reshape", scaled(b, y, of_each(units), dtype), b.int64([-1]))
+    return y, count << parts[0].u
+
+
+def _mean_slopes(part: Segments) -> Integers:
+    """Return the slope over the segments before and after each; the ends have their neighbor's."""
+    c0 = (part.codes << part.g) + (part.rests << part.s)
+    return np.pad(c0[2:] - c0[:-2] >> (part.u + 1), 1, "edge")
 
 
 def stored_list(b: Builder, codes: Integers, dtype: str) -> tuple[Value, int]:
@@ -305,88 +318,3 @@ def _from_steps(b: Builder, codes: Integers, steps: Integers, dtype: str) -> Val
     each = b.op("Reshape", b.op("Concat", first, second, axis=1), b.int64([-1]))
     sums = b.op("CumSum", each, b.int64(0), exclusive=1)
     return b.op("Add", sums, number(b, codes[0], dtype))
-
-
-@dataclass(frozen=True)
-class _Segments:
-    """code + rne(rest / 2^rest_shift + (c1 * t + c2 * t^2) / 2^shift); codes are even.
-
-    Apart from codes all is small, so that runtimes that compute float64 in float32 hardly ever
-    round to another code.
-    """
-
-    codes: Integers
-    rests: Integers
-    c1: Integers
-    c2: Integers
-    rest_shift: int
-    shift: int
-    length: int
-
-    def entries(self, lo: int, hi: int) -> NDArray[np.float64]:
-        """Return the list as a file computes it."""
-        t = np.arange(self.length, dtype=np.float64)
-        y = np.ldexp((self.c2[:, None] * t + self.c1[:, None]) * t, -self.shift)
-        y = np.rint(y + np.ldexp(self.rests[:, None], -self.rest_shift)) + self.codes[:, None]
-        found: NDArray[np.float64] = np.clip(y, lo, hi).reshape(-1)
-        return found
-
-
-def _exact(table: Table) -> _Segments:
-    """Return the coefficients of a table."""
-    c0, c1, c2 = table.coefficients.cpu().numpy().astype(np.int64).T
-    codes = (c0 >> (table.shift + 1)) * 2
-    rests = c0 - (codes << table.shift)
-    return _Segments(
-        codes, rests, c1, c2, table.shift, table.shift, 1 << int(table.segment_shift or 0)
-    )
-
-
-def _room(values: NDArray[np.float64], bits: int) -> int:
-    """Return the largest shift with which values and those near them are below 2^bits."""
-    return bits - int(np.frexp(np.abs(values).max() * 1.01)[1])
-
-
-def _coarse(table: Table) -> _Segments | None:
-    """Return coefficients of fewer bits that give every entry, None if some are not found.
-
-    A parabola near that of a segment, c1 * t + c2 * t^2, leaves an interval of constants with which
-    every entry is rounded to the same code; the middle is taken.
-    """
-    length = 1 << int(table.segment_shift or 0)
-    count = len(table.bounds)
-    wanted = outputs(table)
-    padded = np.resize(wanted, count * length).reshape(count, length).astype(np.float64)
-    # entries beyond the last code, and those at the limits, may be anything beyond them
-    lo, hi = table.lo - table.zero_point, table.hi - table.zero_point
-    beyond = np.arange(count * length).reshape(count, length) >= len(wanted)
-    least = np.where(beyond | (padded <= lo), -np.inf, padded - 0.5)
-    most = np.where(beyond | (padded >= hi), np.inf, padded + 0.5)
-    _, near1, near2 = np.ldexp(table.coefficients.cpu().numpy().T, -table.shift)
-    # the most with which c1 has 32 bits and c2 16
-    shift = min(table.shift, _SHIFT, _room(near1, 31), _room(near2, 15))
-    near1, near2 = np.ldexp((near1, near2), shift)
-    t = np.arange(length, dtype=np.float64)
-    found = np.zeros((count, 3), np.int64)  # constant, c1, c2
-    left = np.arange(count)
-    for (rest, fine), nudge, steps in product(_TRIES, _NEAR, _NEAR):
-        c2 = np.rint(near2[left]) + nudge
-        moved = (near2[left] - c2) * length + np.ldexp(steps / length, shift - fine)
-        c1 = np.rint(near1[left] + moved)
-        p = np.ldexp(np.outer(c1, t) + np.outer(c2, t * t), -shift)
-        ends = (least[left] - p).max(1), (most[left] - p).min(1)
-        lower, upper = (np.where(np.isinf(end), other, end) for end, other in (ends, ends[::-1]))
-        constant = np.rint(np.ldexp((lower + upper) / 2, rest))
-        fits = (ends[0] < np.ldexp(constant, -rest)) & (np.ldexp(constant, -rest) < ends[1])
-        found[left[fits]] = np.stack([constant * 2.0 ** (30 - rest), c1, c2], 1)[fits].astype(
-            np.int64
-        )
-        left = left[~fits]
-        if not len(left):
-            constants = found[:, 0] >> (30 - rest)
-            codes = (constants >> (rest + 1)) * 2
-            rests = constants - (codes << rest)
-            segments = _Segments(codes, rests, found[:, 1], found[:, 2], rest, shift, length)
-            same = np.array_equal(segments.entries(lo, hi)[: len(wanted)], wanted)
-            return segments if same else None
-    return None

@@ -127,7 +127,8 @@ class QdqCell:
         """Return the states before and after the one step of a sequence; as `IntegerCell.once`."""
         axis = b.int64([0])
         v = b.op("Squeeze", self.read(b, x) if v is None else v, axis)
-        return self.after(b, v, self.start(b, b.op("Squeeze", h0, axis)))
+        before, after = self.after(b, v, self.start(b, b.op("Squeeze", h0, axis)))
+        return b.op("Unsqueeze", before, axis), b.op("Unsqueeze", after, axis)
 
     def after(self, b: Builder, v: Value, h: Value) -> tuple[Value, Value]:
         """Return a state (N, H) and the one after a step with the input (N, C)."""

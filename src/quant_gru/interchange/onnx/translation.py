@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx.experimental._config
 
-from quant_gru.interchange.onnx.builder import Builder, onnx_ir
+from quant_gru.interchange.onnx.builder import Builder, Names, onnx_ir
 from quant_gru.interchange.onnx.calls import DOMAIN, INPUTS, OUTPUTS, call_of
 from quant_gru.interchange.onnx.profiles import add_gru, check_profile
 from quant_gru.interchange.onnx.recorded import operator, source_of
@@ -43,7 +43,7 @@ def translations(profile: str) -> Table:
         uses[gru] = use = uses.get(gru, -1) + 1
         recorder = _recorder()
         constants = getattr(recorder, "constant_farm", {}).setdefault(DOMAIN, {})
-        b = Builder(f"gru{gru}_{use}", recorder.opset.version, constants=constants)
+        b = Builder(Names(f"gru{gru}_{use}_"), recorder.opset.version, constants=constants)
         y, h_n = add_gru(b, source_of(gru), profile, x, h0, lengths)
         recorder.nodes.extend(b.nodes)
         return y, h_n

@@ -303,7 +303,7 @@ def test_native_places_are_checked(host):
     from quant_gru.kernels import _native
 
     launches = host.join([])
-    with pytest.raises(IndexError, match="in a tensor of the call"):
+    with pytest.raises(IndexError, match="follow a tensor of the call"):
         _native.GPUBackward(
             launches.native,
             (-1, 256, 0, 1, False, False, 1, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,20 @@ SOURCES = [
 # Half of the time goes into these. That each file includes what it needs, the other builds show.
 STANDARD = ("algorithm", "array", "cmath", "cstdint", "cstring", "functional", "map", "memory")
 STANDARD += ("mutex", "optional", "stdexcept", "string", "thread", "utility", "vector")
+# flags of each instruction set; test_sources_compile has the portable one
+AVX2 = ["-DQG_X86", "-mavx2", "-mfma"]
+AVX512 = [*AVX2, *(f"-mavx512{each}" for each in ("f", "bw", "dq", "vl", "vnni", "vbmi"))]
+SETS = {"avx2": AVX2, "avx512_vbmi": ["-DQG_LIKE=avx512_vnni", *AVX512]}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="not for other processors than x86-64")
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("compiler", ["clang++-14", "clang++-22"])
+def test_kernels_compile(compiler: str, name: str) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"needs {compiler}")
+    options = ["-fsyntax-only", "-std=gnu++17", "-DQG_TRAINING", *SETS[name], *INCLUDES]
+    run(compiler, *options, KERNELS / f"cpu/isa/{name}.cpp")
 
 
 @pytest.mark.parametrize("compiler", ["clang++-14", "clang++-22"])

@@ -338,6 +338,11 @@ def _search(problem: _Problem, limits: dict[str, float], progress: bool) -> _Cho
     """Return the best measured choice, with costs that predict it."""
     sqnr = limits.get("sqnr")
     best = choice = problem.choice(limits)
+    if sqnr is None:  # large errors may cancel
+        widths = problem.narrow(choice.widths)
+        predicted, measured = problem.predicted(widths), problem.measure(widths)
+        other = replace(choice, index=None, widths=widths, predicted=predicted, measured=measured)
+        best = max(best, other, key=lambda each: each.rank(sqnr))
     for _ in range(_ROUNDS):
         if choice.is_near():
             break
@@ -442,6 +447,15 @@ class _Problem:
         """Measure again around these widths."""
         trials, parts, base = self.trials, self.parts, self.base
         return self.measured(trials, parts, base, widths, progress, self.lowest)
+
+    def narrow(self, widths: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+        """Return widths with the narrowest ones where they take no bytes of weights and tables."""
+        found = {module: dict(own) for module, own in widths.items()}
+        for part in self.parts:
+            name = part.operators[0]
+            if len(part.operators) == 1 and not name.startswith(("weight.", "gate.")):
+                found[part.module][name] = part.choices[0][0]
+        return found
 
     def choice(self, limits: Mapping[str, float]) -> _Choice:
         """Return the least error within limits, or the fewest bytes that reach the decibels.

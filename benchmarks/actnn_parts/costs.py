@@ -1,7 +1,7 @@
 """Errors of whole gradients at level L3, beside equal bits, for published models of small sizes.
 
     python benchmarks/actnn.py costs                     # all models
-    python benchmarks/actnn.py costs llama efficientnet_b0 --steps 100
+    python benchmarks/actnn.py costs llama efficientnet_b0 --steps 100 --device cuda
 
 Needs timm and transformers; nothing is downloaded. For each model: the error of the gradient (norm
 of the difference from the exact one over its norm, root mean square over four batches) and held
@@ -38,6 +38,7 @@ VISION = (
     "vit_tiny_patch16_224",
 )
 BATCHES, WARM = 8, 4
+device = torch.device("cpu")
 
 
 class PostNorm(nn.Module):
@@ -94,7 +95,8 @@ def images(index: int) -> tuple[Tensor, Tensor]:
     y = torch.randint(10, (8,), generator=random)
     x = torch.randn(8, 3, 64, 64, generator=random) + means[y]
     wrong = torch.rand(8, generator=random) < 0.3
-    return x, torch.where(wrong, torch.randint(10, (8,), generator=random), y)
+    y = torch.where(wrong, torch.randint(10, (8,), generator=random), y)
+    return x.to(device), y.to(device)
 
 
 def tokens(index: int, count: int = 8) -> Tensor:
@@ -103,7 +105,7 @@ def tokens(index: int, count: int = 8) -> Tensor:
     ids = [torch.randint(64, (count,), generator=random)]
     for _ in range(63):
         ids.append((ids[-1] * 5 + torch.randint(4, (count,), generator=random)) % 64)
-    return torch.stack(ids, 1)
+    return torch.stack(ids, 1).to(device)
 
 
 def _language_model(name: str) -> Model:
@@ -174,7 +176,7 @@ def _timm() -> Any:
 def made(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """Return a model with the same weights every time."""
     torch.manual_seed(seed)
-    return make().train()
+    return make().to(device).train()
 
 
 def gradient(model: nn.Module, loss: Tensor) -> Tensor:
@@ -250,13 +252,16 @@ def trained(name: str, way: str, steps: int, rate: float, seed: int = 0) -> floa
 
 
 def main() -> None:
+    global device
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", default=["postnorm", *LANGUAGE, *VISION])
     parser.add_argument("--steps", type=int, default=0, help="steps of training to compare")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--seeds", type=int, default=1, help="how often these steps run")
+    parser.add_argument("--device", type=torch.device, default=device, help="where models run")
     options = parser.parse_args()
-    print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
+    device = options.device
+    print(f"PyTorch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads")
     warnings.simplefilter("always")
     for name in options.models:
         start = time.perf_counter()

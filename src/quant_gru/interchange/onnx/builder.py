@@ -305,15 +305,15 @@ def proto_of(model: Any) -> Any:
 
     Every reader infers the others, from the inputs and the nodes.
     """
-    import onnx
-
     proto = onnx_ir().to_proto(model)
     stored = {tensor.name for tensor in proto.graph.initializer}
     noted = [value for value in proto.graph.value_info if value.name not in stored]
     del proto.graph.value_info[:]
     if noted:
-        inferred = onnx.shape_inference.infer_shapes(proto).graph.value_info
-        known = {value.name: value.type.SerializeToString() for value in inferred}
+        inferred = onnx_ir().from_proto(proto)
+        infer_shapes(inferred)
+        every = onnx_ir().to_proto(inferred).graph.value_info
+        known = {value.name: value.type.SerializeToString() for value in every}
         needed = (v for v in noted if known.get(v.name) != v.type.SerializeToString())
         proto.graph.value_info.extend(needed)
     return proto

@@ -128,9 +128,7 @@ def from_document(data: Any, where: str) -> Parameters:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         hint = (
-            ""
-            if got
-            else "; a file of quant-gru-pytorch has the keys 'model_info' and 'operators'"
+            "" if got else "; a file of quant-gru-pytorch has the keys 'model_info' and 'operators'"
         )
         raise ParameterError(f"Expected format to be {FORMAT!r}, got {got!r}{hint} ({where})")
     version = data.get("version")

@@ -31,7 +31,6 @@ from quant_gru.errors import (
     caller_stacklevel,
 )
 from quant_gru.integer.qparams import (
-    PRE_ACTIVATION,
     QParams,
     make_qparams,
     reciprocal_scale,

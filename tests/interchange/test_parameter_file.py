@@ -59,6 +59,7 @@ DOUBTS: list[tuple[Callable[[Any], object], str]] = [
         lambda d: operator(d, "input.x").update(scale=0.25, exp2_inv=2),
         r"input.x and output.h to have one scale and zero point \(tie_x_and_h true\)",
     ),
+    (lambda d: settings(d).update(correct_bias=False), r"input_mean to be null .*they are used"),
 ]
 
 

@@ -179,6 +179,10 @@ def from_file(data: Any, where: str) -> Parameters:
         )
     if found.config.tie_x_and_h and not one_for_input_and_state(found.cells):
         doubts.append(UNTIED)
+    if not found.config.correct_bias and any(q.input_mean for layer in found.cells for q in layer):
+        doubts.append(
+            "Expected input_mean to be null (correct_bias false), got means: they are used"
+        )
     for doubt in doubts:
         warnings.warn(f"{doubt} ({where})", QuantGRUWarning, stacklevel=caller_stacklevel())
     return found

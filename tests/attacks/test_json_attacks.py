@@ -239,7 +239,7 @@ WRITERS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:AIMET quantizes the input")
+@pytest.mark.filterwarnings("ignore:AIMET quantizes the input", "ignore:Expected an encoding of")
 @pytest.mark.parametrize("kind", WRITERS)
 def test_damaged_files(kind: str, tmp_path: Path) -> None:
     """Whatever a byte becomes: a GRU, or an error of ours that leaves it as it was."""

@@ -106,6 +106,18 @@ def test_double_is_that_of_fixed_point_multipliers(v, M, exponent):
     assert ours(torch.tensor([v])).tolist() == [two_steps(v, M, exponent)]
 
 
+@given(st.integers(-(2**34), 2**34), st.integers(2**15, 2**16 - 2), st.integers(-20, 0))
+@example(1 << 16, 1 << 15, 0)
+def test_half_up_is_that_of_16x8_kernels(v, M, exponent):
+    """Those of a 64-bit bias: a multiplier of 31 bits is rounded to 15, and the sum once."""
+    of_15_bits = ((M << 15) + (1 << 15)) >> 16
+    shift = 15 - exponent
+    theirs = (v * of_15_bits + (1 << (shift - 1))) >> shift
+    lo, hi = -(2**31), 2**31 - 1
+    ours = WeightedSum((M + M % 2,), 16 - exponent, 0, lo, hi, "d", "half_up")
+    assert int(ours(torch.tensor(v))) == max(lo, min(hi, theirs))
+
+
 def test_rows_have_their_own_first_step():
     M, k = torch.tensor([3 << 22, 1 << 23, 5]), torch.tensor([30, 24, 5])
     v = torch.arange(-2000, 2000)[:, None] * 37 + torch.tensor([0, 1, 2])

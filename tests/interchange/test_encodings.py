@@ -261,8 +261,10 @@ def updates(tensor, **fields):
         (updates("weight_ih_l0", offset=[-127] * 12), r"weights and biases are symmetric"),
         (updates("weight_ih_l0", scale=[0.5], offset=[-128] * 2), r"one offset per scale"),
         (updates("weight_ih_l0", scale=[0.5] * 2, offset=[-128] * 2), r"1 or 12 scales, got 2"),
-        (updates("input_l0", scale=[0.5] * 2, offset=[-128] * 2), r"activations have one, got 2"),
-        (updates("input_l0", dtype="FLOAT"), r"integer encoding without blocks, got dtype 'FLOAT'"),
+        (updates("input_l0", scale=[0.5] * 2, offset=[-128] * 2), r"one scale .*TENSOR'\), got 2"),
+        (updates("input_l0", enc_type="PER_CHANNEL"), r"got enc_type 'PER_CHANNEL' of an activ"),
+        (updates("input_l0", is_sym=True, offset=[-108]), r"offset -128, or -127 or 0, got -108"),
+        (updates("input_l0", dtype="FLOAT"), r"integer encoding of .*, got dtype 'FLOAT'"),
         (updates("input_l0", enc_type="LPBQ"), r"got enc_type 'LPBQ'"),
         (updates("input_l0", bw=33), r"a width from 1 to 32, got 33"),
         (updates("input_l0", bw=True), r"a width from 1 to 32, got True"),
@@ -286,6 +288,66 @@ def updates(tensor, **fields):
 def test_encodings_that_do_not_fit(change, message, tmp_path):
     with pytest.raises(ParameterError, match=message):
         read_back(tmp_path, change)
+
+
+@pytest.mark.parametrize("offset", [-128, -127, 0])
+def test_symmetric_encodings(offset, tmp_path):
+    """Signed codes, signed codes without the lowest one, and unsigned codes."""
+    gru = read_back(tmp_path, updates("input_l0", is_sym=True, offset=[offset]))
+    q = gru._state.scales[0][0].quantizers["input.x"]
+    assert q.lo - q.zero_point == offset
+
+
+def test_an_activation_among_parameters(tmp_path):
+    def move(entries, data):
+        data["activation_encodings"].remove(entries["input_l0"])
+        data["param_encodings"].append(entries["input_l0"])
+
+    with pytest.raises(ParameterError, match=r"encoding of an activation, got .*'input_l0'"):
+        read_back(tmp_path, move)
+
+
+def test_ends_that_contradict_scale_and_offset(tmp_path):
+    gru = calibrated()
+    path = tmp_path / "g.encodings"
+    gru.export_encodings(path, "0.6.1")
+    data = json.loads(path.read_text())
+    [entry] = data["activation_encodings"]["input_l0"]
+    entry["max"] += entry["scale"]  # strict symmetry leaves out one code
+    path.write_text(json.dumps(data))
+    gru.load_encodings(path)
+    entry["max"] *= 2
+    path.write_text(json.dumps(data))
+    with pytest.raises(ParameterError, match=r"max to be .* scale and offset\), got .*'input_l0'"):
+        gru.load_encodings(path)
+
+
+def test_names_with_a_mistake(tmp_path):
+    def misspell(entries, data):
+        entries["input_l0"]["name"] = "inputt_l0"
+
+    with pytest.warns(QuantGRUWarning, match=r"of 'input_l0' \(it has 'inputt_l0'\), got none"):
+        read_back(tmp_path, misspell)
+    # an encoding of another tensor of the model is no mistake
+    gru, model = wrapped_model()
+    path = tmp_path / "m.encodings"
+    gru.export_encodings(path, "2.0.0", onnx=model)
+    data = json.loads(path.read_text())
+    entries = {each["name"]: each for each in data["encodings"]}
+    for name in ("start", "x0", "x_moved", "y_raw", "y_flat", "y0", "h0"):
+        data["encodings"].remove(entries[name])
+    data["encodings"].append({**entries["x0"], "name": "rest"})
+    path.write_text(json.dumps(data))
+    gru.load_encodings(path, onnx=model, nodes="node0")
+
+
+def test_encodings_that_break_a_tie(tmp_path):
+    def change(entries, data):
+        entries["input_l0"]["scale"] = [1.0]
+
+    config = QuantConfig.int8().replace_globals(tie_x_and_h=True)
+    with pytest.warns(QuantGRUWarning, match=r"one scale and zero point \(tie_x_and_h true\)"):
+        read_back(tmp_path, change, config=config)
 
 
 @pytest.mark.parametrize(

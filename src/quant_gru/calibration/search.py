@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,8 +37,8 @@ FREE_PER_OCTAVE, FREE_OCTAVES_FINER = 16, 12
 # Costs this close are a tie: float64 sums of thousands of terms are accurate to about 1e-13.
 TIE = 1e-9
 
-# Candidates evaluated together. This bounds the memory at about 64 x 2049 x 8 bytes.
-_BATCH = 64
+# Candidates evaluated together. Their arrays of at most 16 x 2049 x 8 bytes stay in the cache.
+_BATCH = 16
 
 
 def choose_quantizer(
@@ -205,23 +206,27 @@ def squared_error(
         lo: Smallest code.
         hi: Largest code.
     """
-    edges, counts = occupied_bins(histogram)
-    widths = edges.diff()
+    # NumPy: torch would split these small arrays among threads, which then mostly wait
+    edges, counts = (each.numpy() for each in occupied_bins(histogram))
+    widths = np.diff(edges)
     # A bin whose values are all equal (an extreme on its edge) has zero width: a point mass.
     points = (widths == 0) & (counts > 0)
-    masses, density = counts[points].double(), torch.where(widths > 0, counts / widths, 0.0)
-    errors = []
-    for s, z in zip(scales.split(_BATCH), zero_points.split(_BATCH), strict=True):
-        s = s[:, None]
+    masses = counts[points].astype(np.float64)
+    density = np.divide(counts, widths, out=np.zeros_like(widths), where=widths > 0)
+    errors = np.empty(len(scales))
+    for start in range(0, len(scales), _BATCH):
+        part = slice(start, start + _BATCH)
+        s, z = scales[part].numpy()[:, None], zero_points[part].numpy()[:, None]
         u = edges / s
-        r = torch.round(u).clamp_((lo - z)[:, None], (hi - z)[:, None])
-        d = u.sub_(r)
-        at_points = d[:, :-1][:, points].square() @ masses
+        r = np.rint(u)
+        np.clip(r, lo - z, hi - z, out=r)
+        d = u - r
+        at_points = np.einsum("ij,j", np.square(d[:, :-1][:, points]), masses)
         # Take differences before adding: r/12 may be so large that adding d^3/3 would lose it.
-        integral = r.diff().div_(12) + (d * d).mul_(d).diff().div_(3)
+        integral = np.diff(r) / 12 + np.diff(d * d * d) / 3
         s = s[:, 0]
-        errors.append(s**3 * (integral @ density) + s**2 * at_points)
-    return torch.cat(errors)
+        errors[part] = s**3 * np.einsum("ij,j", integral, density) + s**2 * at_points
+    return torch.from_numpy(errors)
 
 
 def _rounded_quotients(scales: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

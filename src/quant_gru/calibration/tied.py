@@ -8,10 +8,17 @@ from copy import deepcopy
 from quant_gru.calibration.observers import Observer
 from quant_gru.config import QuantConfig
 from quant_gru.errors import ConfigError
+from quant_gru.integer.qparams import QParams
 
 TIED = ("input.x", "output.h")
 
 _FIELDS = ("bitwidth", "is_symmetric", "is_unsigned")
+
+
+def one_for_input_and_state(cells: Sequence[Sequence[QParams]]) -> bool:
+    """Return whether the inputs and states of all cells are quantized to the same real values."""
+    found = [cell.quantizers[name] for layer in cells for cell in layer for name in TIED]
+    return len({(q.bits, q.scale, q.zero_point - q.lo) for q in found}) == 1
 
 
 def tied_observers(

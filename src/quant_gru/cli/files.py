@@ -138,7 +138,9 @@ def _some(entries: Iterator[tuple[str, str, bytes]], where: str) -> list[Found]:
 def _parameters(name: str, kind: str, data: Any, where: str) -> Found:
     from quant_gru.parameters import document
 
-    if kind != "parameter file" and isinstance(data, dict):
+    if kind == "parameter file":
+        return Found(name, kind, document.from_file(data, where))
+    if isinstance(data, dict):
         data = {key: value for key, value in data.items() if key not in _FLAGS}
     return Found(name, kind, document.from_document(data, where))
 

@@ -111,12 +111,12 @@ def resolve(name: Any) -> Any:
 def suggest(name: object, known: Iterable[str]) -> str:
     """Return ``did you mean '...'?`` for the nearest known name, or a list of all names.
 
-    A short operator name also matches its full name, and case is ignored.
+    A short or older operator name also matches its full name, and case is ignored.
     """
     names = list(known)
     if isinstance(name, str):
-        if OLDER_NAMES.get(name) in names:
-            return f"did you mean {OLDER_NAMES[name]!r}?"
+        if resolve(name) in names:
+            return f"did you mean {resolve(name)!r}?"
         by_folded = {candidate.lower(): candidate for candidate in reversed(names)}
         for candidate in names:
             by_folded.setdefault(_short(candidate).lower(), candidate)

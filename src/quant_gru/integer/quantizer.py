@@ -80,8 +80,12 @@ class Quantizer:
             raise QuantGRUError(
                 f"Expected scale to be a normal positive float32 number, got {self.scale!r}"
             )
-        if float(torch.tensor(self.scale, dtype=torch.float32, device="cpu")) != self.scale:
-            raise QuantGRUError(f"Expected scale to be a float32 number, got {self.scale!r}")
+        nearest = float(torch.tensor(self.scale, dtype=torch.float32, device="cpu"))
+        if nearest != self.scale:
+            raise QuantGRUError(
+                f"Expected scale to be a float32 number, got {self.scale!r}; the nearest is "
+                f"{nearest!r}"
+            )
         if self.far:
             reach = max(abs(self.lo - self.zero_point), abs(self.hi - self.zero_point))
             if reach > FARTHEST and self.is_outside:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -83,8 +83,9 @@ def check_mean(cell: CellParams, document: Document) -> InputMean | None:
     return mean
 
 
-def check_table(table: TableParams, pre: Quantizer, out: Quantizer) -> None:
-    """Raise if a table is malformed or does not fit these quantizers."""
+def check_table(table: TableParams, quantizers: Mapping[str, Quantizer], name: str) -> None:
+    """Raise if the table of an operator is malformed or does not fit its quantizers."""
+    pre, out = quantizers[PRE_ACTIVATION[name]], quantizers[name]
     rows = {len(row) for row in table.coefficients}
     ok = (
         len(table.bounds) == len(table.coefficients) > 0
@@ -125,6 +126,7 @@ def check_curve(table: Table, quantizers: dict[str, Quantizer], name: str) -> No
     off = np.abs(table(torch.from_numpy(codes)).numpy() - float_table(function, pre, out, codes))
     if off.max() * out.scale > 1e-3 and off.max() > 1:
         raise QuantGRUError(
-            f"Expected the table to follow {function}, got one that is up to "
-            f"{off.max() * out.scale:.3g} off"
+            f"Expected the table to follow {function} over the codes [{pre.lo}, {pre.hi}] of "
+            f"{PRE_ACTIVATION[name]!r}, got one of [{int(table.bounds[0])}, {table.last}] that is "
+            f"up to {off.max() * out.scale:.3g} off"
         )

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
@@ -18,12 +19,18 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from quant_gru.calibration.tied import one_for_input_and_state
 from quant_gru.config import ACTIVATIONS, FIXED_RANGE, OPERATORS, QuantConfig
 from quant_gru.config.files import name_of, parse_json, read_json, write_text
 from quant_gru.config.operators import SIGMOIDS, suggest
-from quant_gru.errors import ConfigError, ParameterError, QuantGRUError
+from quant_gru.errors import (
+    ConfigError,
+    ParameterError,
+    QuantGRUError,
+    QuantGRUWarning,
+    caller_stacklevel,
+)
 from quant_gru.integer.qparams import (
-    PRE_ACTIVATION,
     QParams,
     make_qparams,
     reciprocal_scale,
@@ -52,6 +59,11 @@ from quant_gru.parameters.schema import (
 )
 
 _logger = logging.getLogger(__name__)
+
+UNTIED = (
+    "Expected input.x and output.h to have one scale and zero point (tie_x_and_h true), got "
+    "different ones"
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,10 @@ def from_document(data: Any, where: str) -> Parameters:
         )
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise ParameterError(f"Expected format to be {FORMAT!r}, got {got!r} ({where})")
+        hint = (
+            "" if got else "; a file of quant-gru-pytorch has the keys 'model_info' and 'operators'"
+        )
+        raise ParameterError(f"Expected format to be {FORMAT!r}, got {got!r}{hint} ({where})")
     version = data.get("version")
     if version not in (1, VERSION) or isinstance(version, bool):
         raise ParameterError(f"Expected version to be 1 or {VERSION}, got {version!r} ({where})")
@@ -150,6 +165,33 @@ def from_document(data: Any, where: str) -> Parameters:
     return Parameters(shape, config, [cells[i : i + D] for i in range(0, len(cells), D)])
 
 
+def from_file(data: Any, where: str) -> Parameters:
+    """Return the parameters of a file, which may be written by hand: what is doubtful warns.
+
+    Raises:
+        ParameterError: As for `from_document`.
+    """
+    found = from_document(data, where)
+    doubts = []
+    if data.get("version") == VERSION and not _names_rounding(data):
+        doubts.append(
+            f"Expected 'rounding' in config, got none: it is read as {found.config.rounding!r}"
+        )
+    if found.config.tie_x_and_h and not one_for_input_and_state(found.cells):
+        doubts.append(UNTIED)
+    if not found.config.correct_bias and any(q.input_mean for layer in found.cells for q in layer):
+        doubts.append(
+            "Expected input_mean to be null (correct_bias false), got means: they are used"
+        )
+    for doubt in doubts:
+        warnings.warn(f"{doubt} ({where})", QuantGRUWarning, stacklevel=caller_stacklevel())
+    return found
+
+
+def _names_rounding(data: dict[str, Any]) -> bool:
+    return "rounding" in data["config"]["GRU_config"].get("default_config", {})
+
+
 def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
     """Write a parameter file atomically: on failure the previous contents remain."""
     write_text(path, to_text(document))
@@ -172,7 +214,7 @@ def read(path: str | os.PathLike[str]) -> Parameters:
         data = read_json(path)
     except ConfigError as error:
         raise ParameterError(str(error)) from None
-    found = from_document(data, where)
+    found = from_file(data, where)
     _logger.info("read parameters, version %s of their format (%s)", data.get("version"), where)
     return found
 
@@ -369,7 +411,7 @@ def _qparams(cell: CellParams, config: QuantConfig, document: Document, where: s
             if quantizers[name].scale != operator.scale:
                 rounded.add(name)
         for name, table in cell.tables.items():
-            check_table(table, quantizers[PRE_ACTIVATION[name]], quantizers[name])
+            check_table(table, quantizers, name)
             if config.activation == "exact" and name not in rounded:
                 check_curve(_table_of(table, config), quantizers, name)
         tables = {
@@ -414,8 +456,9 @@ def _explain(error: ValidationError, where: str) -> str:
         elif detail["type"] == "missing":
             lines.append(f"Expected key {key!r}, got none ({at})")
         else:
-            rule = detail["msg"][:1].lower() + detail["msg"][1:]
-            lines.append(
-                f"Expected {key!r} to be valid ({rule}), got {detail['input']!r:.80} ({at})"
-            )
+            rule = detail["msg"].removeprefix("Input should be ")
+            said = f"to be {rule}"
+            if rule == detail["msg"]:
+                said = f"to be valid ({rule[:1].lower()}{rule[1:]})"
+            lines.append(f"Expected {key!r} {said}, got {detail['input']!r:.80} ({at})")
     return "\n".join(lines)

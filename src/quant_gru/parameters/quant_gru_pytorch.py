@@ -134,6 +134,15 @@ def _entry(entry: Any, name: str, place: str) -> dict[str, Any]:
         raise ParameterError(
             f"Expected scales to be positive numbers, got {scales!r:.80} ({place})"
         )
+    powers = [exponent_of(float32(scale)) for scale in scales]
+    if "n" in entry and None not in powers and powers != _list(entry["n"]):
+        raise ParameterError(
+            f"Expected scale to be 2^-n, got {scales!r:.80} and n {entry['n']!r:.80} ({place})"
+        )
+    if entry.get("enc_type") == "PER_TENSOR" and len(scales) > 1:
+        raise ParameterError(
+            f"Expected one scale (enc_type 'PER_TENSOR'), got {len(scales)} ({place})"
+        )
     points = _list(entry.get("zero_point", 0))
     if not all(type(point) is int for point in points):
         raise ParameterError(f"Expected zero_point to be an integer, got {points!r:.80} ({place})")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from quant_gru.calibration.tied import one_for_input_and_state
 from quant_gru.config import WEIGHTS, QuantConfig
 from quant_gru.config.files import name_of, read_json, write_files
 from quant_gru.config.operators import suggest
@@ -168,7 +170,7 @@ def _check_rounding(config: dict[str, Any], name: str) -> None:
 
 def _warn_of_separate_scales(grus: Mapping[str, scales.Cells]) -> None:
     """Warn of GRUs whose encodings AIMET overwrites: it ties X, initial_h, Y and Y_h of a node."""
-    separate = [name for name, cells in grus.items() if not scales.one_for_input_and_state(cells)]
+    separate = [name for name, cells in grus.items() if not one_for_input_and_state(cells)]
     if separate:
         named = f" (modules {', '.join(map(repr, separate))})" if any(separate) else ""
         warnings.warn(
@@ -229,10 +231,47 @@ def read(
         entries = [entry for entry in found.values() if isinstance(entry, Entry)]
         moved = with_moved(entries, model.graph.node, found.keys())
         found |= {entry.name: entry for entry in moved}
-    return {
-        name: _replaced(known[name], places, found, where)
-        for name, places in _places(known, model, model_where, folder, nodes).items()
+    places = _places(known, model, model_where, folder, nodes)
+    read = {name: _replaced(known[name], each, found, where) for name, each in places.items()}
+    others = set() if model is None else read_tensors(model.graph)
+    _warn_of_near_names([p.name for each in places.values() for p in each], found, others, where)
+    _warn_of_untied({name: each for name, each in read.items() if each.config.tie_x_and_h}, where)
+    return read
+
+
+def _warn_of_near_names(
+    names: Sequence[str], found: Mapping[str, Any], others: Set[str], where: str
+) -> None:
+    """Warn of tensors without an encoding where the file has one of nearly the same name.
+
+    Args:
+        names: Tensors of the GRUs.
+        found: The encodings by names.
+        others: Other tensors of the model.
+        where: Name of the source.
+    """
+    unused = [name for name in found if name not in names and name not in others]
+    near = {
+        name: close[0]
+        for name in names
+        if name not in found and (close := get_close_matches(name, unused, 1, 0.85))
     }
+    if near:
+        shown = ", ".join(f"{name!r} (it has {other!r})" for name, other in near.items())
+        warnings.warn(
+            f"Expected an encoding of {shown}, got none: the scales of these tensors are kept "
+            f"({where})",
+            QuantGRUWarning,
+            stacklevel=caller_stacklevel(),
+        )
+
+
+def _warn_of_untied(grus: Mapping[str, params.Parameters], where: str) -> None:
+    """Warn of GRUs that are to have one scale for input and state, and have got different ones."""
+    for name, each in grus.items():
+        if not one_for_input_and_state(each.cells):
+            named = f"module {name!r}, {where}" if name else where
+            warnings.warn(f"{params.UNTIED} ({named})", QuantGRUWarning, caller_stacklevel())
 
 
 def _calibrated(grus: Mapping[str, Calibrated | None]) -> dict[str, Calibrated]:
@@ -264,7 +303,9 @@ def _replaced(
         entry = found[place.name]
         try:
             if isinstance(entry, str):
-                raise QuantGRUError(f"Expected an integer encoding without blocks, got {entry}")
+                raise QuantGRUError(
+                    f"Expected an integer encoding of a whole tensor or of channels, got {entry}"
+                )
             for d in place.directions:
                 cells[place.layer][d] = scales.with_entry(
                     cells[place.layer][d], place, entry, weights[place.layer][d]

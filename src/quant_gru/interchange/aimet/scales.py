@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quant_gru.calibration.tied import TIED
 from quant_gru.config import QuantConfig
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, update_first
@@ -80,12 +79,6 @@ def _entry(place: Place, qparams: QParams, weights: Mapping[str, Tensor]) -> Ent
     return Entry(place.name, widths[0], True, tuple(scales.tolist()), points, axis, True)
 
 
-def one_for_input_and_state(cells: Cells) -> bool:
-    """Return whether the inputs and states of all cells are quantized to the same real values."""
-    found = [cell.quantizers[name] for layer in cells for cell in layer for name in TIED]
-    return len({(q.bits, q.scale, q.zero_point - q.lo) for q in found}) == 1
-
-
 def with_plan_scales(qparams: QParams, plan: CellPlan) -> QParams:
     """Return parameters with the scales of W and R that the multipliers of a plan contain."""
     pinned = dict(qparams.pinned)
@@ -107,6 +100,8 @@ def with_entry(
         QuantGRUError: The encoding does not fit.
     """
     if not place.is_param:
+        if entry.is_param:
+            raise QuantGRUError("Expected the encoding of an activation, got that of a parameter")
         return _with_activation(qparams, place.operators[0], entry)
     H = weights["weight.R"].shape[1]
     rows = 3 * H * len(place.operators)

@@ -164,7 +164,9 @@ def _from_0(name: str, entry: Any, is_param: bool) -> Entry | str:
     if symmetric not in ("True", "False"):
         raise _Malformed(f"Expected is_symmetric to be 'True' or 'False', got {symmetric!r}")
     scales, offsets = ([e.get(key) for e in entry] for key in ("scale", "offset"))
-    return _entry(name, bits, symmetric == "True", scales, offsets, None, is_param, shifted=True)
+    found = _entry(name, bits, symmetric == "True", scales, offsets, None, is_param, shifted=True)
+    _check_ends(found, entry)
+    return found
 
 
 def _from_1(name: str, entry: Any, is_param: bool) -> Entry | str:
@@ -177,6 +179,10 @@ def _from_1(name: str, entry: Any, is_param: bool) -> Entry | str:
     if any(entry.get("zero_point_shift") or ()):
         return "zero_point_shift"
     scales, offsets = entry.get("scale"), entry.get("offset")
+    if entry["enc_type"] == "PER_CHANNEL" and not is_param:
+        return "enc_type 'PER_CHANNEL' of an activation"
+    if entry["enc_type"] == "PER_TENSOR" and isinstance(scales, list) and len(scales) > 1:
+        raise _Malformed(f"Expected one scale (enc_type 'PER_TENSOR'), got {len(scales)}")
     bits, symmetric = entry.get("bw"), entry["is_sym"]
     return _entry(name, bits, symmetric, scales, offsets, None, is_param, shifted=True)
 
@@ -242,9 +248,29 @@ def _entry(
         point = lowest - int(each) if shifted else int(each)
         if not lowest <= point < lowest + (1 << bits):
             raise _Malformed(f"Expected a zero point inside the codes, got {each!r} ({bits} bits)")
+        # -1: AIMET's strict symmetry, which leaves out the lowest code; lowest: unsigned codes
+        if shifted and signed and point not in (0, -1, lowest):
+            raise _Malformed(
+                f"Expected a symmetric encoding to have offset {lowest}, or {lowest + 1} or 0, got "
+                f"{each!r}"
+            )
         points.append(point)
     scales = tuple(float(scale) for scale in scales)
     return Entry(name, bits, signed, scales, tuple(points), axis, is_param)
+
+
+def _check_ends(found: Entry, channels: list[dict[str, Any]]) -> None:
+    """Raise if min or max of a channel, where present, are not those of its scale and offset."""
+    for scale, point, given in zip(found.scales, found.zero_points, channels, strict=True):
+        first = found.lowest - point
+        ends = {"min": first * scale, "max": (first + (1 << found.bits) - 1) * scale}
+        for key, expected in ends.items():
+            value = given.get(key, expected)
+            # strict symmetry leaves out one code, and min and max may be rounded
+            if not _is_number(value) or abs(value - expected) > 1.5 * scale:
+                raise _Malformed(
+                    f"Expected {key} to be {expected:.6g} (of scale and offset), got {value!r}"
+                )
 
 
 def _is_number(value: Any) -> bool:

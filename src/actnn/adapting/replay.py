@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from actnn.saving.dense import is_batched
 from actnn.saving.recompute import spare_buffers
 from actnn.saving.uncompiled import uncompiled
 
@@ -167,6 +168,8 @@ class Replay:
         return form.unflatten(leaves)
 
     def _take(self, index: int, gradient: Tensor) -> None:
+        if is_batched(gradient):
+            return
         known = self._gradients.get(index)
         self._gradients[index] = gradient.detach() if known is None else known + gradient.detach()
 

@@ -227,7 +227,7 @@ class Trials:
         self._compared = True
         found = coded(trial)
         error = math.sqrt(found.relative(exact))
-        if not found.is_finite or error <= WRONG:
+        if error <= WRONG:
             return
         self._wrong = True
         records = [r for r in trial.saving.records if r.choice.action == "compress"]
@@ -235,11 +235,17 @@ class Trials:
         where = ""
         if paths and not distributed():  # processes must run equally many steps
             where = f"; most comes from {_worst(trial, exact, coded, paths, bits)}"
-        at = f"{max(bits, MAX_BITS)} bits" if bits <= FEW else f"{bits} bits"
+        at = f"{MAX_BITS if bits <= FEW else bits} bits"
+        if not found.is_finite:
+            what = (
+                f"Compression makes the gradient infinite or NaN even at {at}, where it is finite "
+            )
+            what += "without"
+        else:
+            what = f"Codes of {at} change the gradient by {_percent(error)} its norm"
         self.warn(
-            f"Codes of {at} change the gradient by {_percent(error)} its norm{where}. A "
-            "derivative may be steep there, such as that of a division or a logarithm near 0. Keep "
-            "such tensors exact (model.actnn.set_choices), or use bits=32"
+            f"{what}{where}. A derivative may be steep there, such as that of a division or a "
+            "logarithm near 0. Keep such tensors exact (model.actnn.set_choices), or use bits=32"
         )
 
     def judge_noise(
@@ -315,7 +321,9 @@ def _worst(
     codes = Choice("compress", bits)
 
     def error(names: Sequence[str | tuple[str, int]]) -> float:
-        others = dict.fromkeys(paths, KEEP) if isinstance(names[0], str) else {}
+        others: dict[str | tuple[str, int], Choice] = {}
+        if isinstance(names[0], str):
+            others.update(dict.fromkeys(paths, KEEP))
         with trial.saving.lossless({**others, **dict.fromkeys(names, codes)}):
             return coded(trial).relative(exact)
 

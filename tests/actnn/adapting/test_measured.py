@@ -266,6 +266,7 @@ def test_a_gradient_that_codes_make_infinite_is_never_silent():
 
     net = Masked()
     measured(net)
+    net.actnn.set_choices({"": actnn.Choice("compress", 8)})  # what a Function saves, too
     net.broken = True
     with pytest.warns(actnn.ActNNWarning, match="infinite or NaN even at 8 bits"):
         train(net, 6, lambda: torch.randn(64, 32))

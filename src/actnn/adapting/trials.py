@@ -26,7 +26,8 @@ LATER = 1000
 PATIENCE = 20  # forwards without a trial after which a warning says so
 SHARE = 0.1  # of the variance over batches: what compression may add
 REPEATED = 1e-6  # a variance below this share of the squared norm: the batch is the same
-WRONG = 0.2  # an error of the gradient, relative, above which codes are no stand-in for tensors
+WRONG = 0.1  # an error of the gradient, relative, above which codes are no stand-in for tensors
+SMALL = 1 << 28  # bytes of exact tensors that a comparison may take in any case
 FEW = 4  # bits at and below which the noise is worth a look
 NOISE = 1 << 31  # the step whose noise the first trial has
 
@@ -198,18 +199,20 @@ class Trials:
     def compare(self, trial: Trial, bits: int, coded: Callable[[Trial], Gradient]) -> None:
         """Compare codes with exact tensors, once; warn if they cannot stand for these.
 
-        This takes no more memory than a step, except for the smallest batches: the exact tensors
-        are those of a part of the batch.
+        Where exact tensors are large, they are those of a part of the batch, so that they take no
+        more memory than the codes of a step.
 
         Args:
             trial: The batches.
             bits: Of the codes in steps.
-            coded: The gradient of a trial with the codes, at 8 bits where steps have fewer.
+            coded: The gradient of a trial with codes of 8 bits.
         """
         if self._compared:
             return
         n = trial.samples
-        part = min(n, max(2, n * bits // LOSSLESS))
+        exact = sum(record.nbytes for record in trial.saving.records)
+        share = max(bits / LOSSLESS, SMALL / max(exact, 1))
+        part = min(n, max(2, int(n * share)))
         for samples in dict.fromkeys((part, n)):
             try:
                 with trial.few(samples) as few:
@@ -235,7 +238,7 @@ class Trials:
         where = ""
         if paths and not distributed():  # processes must run equally many steps
             where = f"; most comes from {_worst(trial, exact, coded, paths, bits)}"
-        at = f"{MAX_BITS if bits <= FEW else bits} bits"
+        at = f"{MAX_BITS} bits"
         if not found.is_finite:
             what = (
                 f"Compression makes the gradient infinite or NaN even at {at}, where it is finite "

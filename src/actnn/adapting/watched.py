@@ -68,8 +68,8 @@ class Watched:
         return self._trials.watch(saving, forward, arguments, named, self._judge)
 
     def _best(self, trial: Trial, batch: int = 0) -> Gradient:
-        """Return the gradient at 8 bits, or at those in use if it is not few."""
-        self._at = MAX_BITS if self._bits <= FEW else None
+        """Return the gradient at 8 bits."""
+        self._at = MAX_BITS
         try:
             return trial.gradient(batch)
         finally:

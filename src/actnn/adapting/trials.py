@@ -17,7 +17,7 @@ from actnn.errors import ActNNWarning
 from actnn.saving.active import ACTIVE
 from actnn.saving.compiled import call
 from actnn.saving.context import Saving
-from actnn.saving.records import KEEP, LOSSLESS, Choice
+from actnn.saving.records import KEEP, LOSSLESS, Choice, Record
 from actnn.saving.uncompiled import uncompiled
 
 FIRST = 1  # the first forward that is kept for a trial, and the next one, for the variance
@@ -234,10 +234,9 @@ class Trials:
             return
         self._wrong = True
         records = [r for r in trial.saving.records if r.choice.action == "compress"]
-        paths = list(dict.fromkeys(r.module for r in records if r.choice.bits != LOSSLESS))
         where = ""
-        if paths and not distributed():  # processes must run equally many steps
-            where = f"; most comes from {_worst(trial, exact, coded, paths, bits)}"
+        if records and not distributed():  # processes must run equally many steps
+            where = f"; most comes from {_worst(trial, exact, coded, records, bits)}"
         at = f"{MAX_BITS} bits"
         if not found.is_finite:
             what = (
@@ -318,10 +317,14 @@ class Trials:
 
 
 def _worst(
-    trial: Trial, exact: Gradient, coded: Callable[[Trial], Gradient], paths: list[str], bits: int
+    trial: Trial,
+    exact: Gradient,
+    coded: Callable[[Trial], Gradient],
+    records: list[Record],
+    bits: int,
 ) -> str:
     """Return the module, or the tensor of a module with children, whose codes do the most."""
-    codes = Choice("compress", bits)
+    codes, paths = Choice("compress", bits), list(dict.fromkeys(r.module for r in records))
 
     def error(names: Sequence[str | tuple[str, int]]) -> float:
         others: dict[str | tuple[str, int], Choice] = {}
@@ -340,13 +343,17 @@ def _worst(
     assert isinstance(path, str)
     if not any(trial.model.get_submodule(path).children()):
         return repr(path)
+    # Where modules keep all, they save other tensors, so that indices differ from those of a step.
+    real = [(path, record.index) for record in records if record.module == path]
     error([path])
     inside = [
         (path, r.index)
         for r in trial.saving.records
         if r.module == path and r.choice.action == "compress"
     ]
-    return repr(search(inside) if inside else path)
+    if len(inside) != len(real):
+        return repr(path)
+    return repr(real[inside.index(search(inside))])  # type: ignore[arg-type]
 
 
 def distributed() -> bool:

@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from actnn.adapting.costs import REST, Saved, measure, observed
 from actnn.adapting.layer_inputs import Layer, sampled_ranges
 from actnn.adapting.replay import Gradient, Replay
-from actnn.adapting.trials import Trial, Trials
+from actnn.adapting.trials import Trial, Trials, distributed
 from actnn.allocation.spend import spend
 from actnn.allocation.threshold import MIN_BITS
 from actnn.saving.context import Saving
@@ -114,6 +113,10 @@ class Measured:
         self._count[path + ":d"] += 1
         return self._take(name, Saved(elements, "derivative"))
 
+    def record_of(self, name: str) -> int | None:
+        """Return the index of the record of a tensor by its name; None if it has none."""
+        return next((record for record, each in self._names.items() if each == name), None)
+
     def share(self, record: int, path: str) -> None:
         """Say that a module saves a tensor whose codes are held already."""
         saved = self._saved.get(self._names.get(record, ""))
@@ -152,6 +155,9 @@ class Measured:
         Returns:
             Whether the gradient was finite and not 0, so that there was something to compare.
         """
+        self._trials.compare(
+            trial, math.floor(self.average), lambda few: self._gradient(few, {}, REST)
+        )
         with observed(trial.model, self._layers) as energies:
             self._observing = True
             try:
@@ -254,9 +260,3 @@ class Measured:
             )
         other = self._gradient(trial, {}, REST, batch=1)
         self._trials.judge_noise(exact, other, found, [(n, at[n] / total) for n in worst], more)
-
-
-def distributed() -> bool:
-    """Whether there are several processes, whose forwards may wait for each other."""
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_world_size() > 1

@@ -6,6 +6,7 @@ gradient of the parameters can be computed again for the same batch, with other 
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from actnn.saving.dense import is_batched
 from actnn.saving.recompute import spare_buffers
 from actnn.saving.uncompiled import uncompiled
 
@@ -131,6 +133,29 @@ class Replay:
         """Whether a backward has given gradients of the outputs."""
         return bool(self._gradients)
 
+    @property
+    def samples(self) -> int:
+        """Length of the first dimension of the first input; 0 if there is none."""
+        sizes = [x.shape[0] for x in tree_leaves(self._inputs) if isinstance(x, Tensor) and x.ndim]
+        return sizes[0] if sizes else 0
+
+    def first(self, samples: int) -> Replay:
+        """Return the same of the first samples; tensors of other lengths stay whole."""
+        n = self.samples
+
+        def part(x: Any, whole: int) -> Any:
+            if not isinstance(x, Tensor) or not x.ndim or x.shape[0] != whole:
+                return x
+            return x[: whole // n * samples].detach().requires_grad_(x.requires_grad)
+
+        found = copy.copy(self)
+        found._inputs = tree_map(lambda x: part(x, n), self._inputs)
+        found._gradients = {  # an output may have several rows for each sample
+            index: part(g, g.shape[0] if g.ndim and g.shape[0] % n == 0 else 0)
+            for index, g in self._gradients.items()
+        }
+        return found
+
     @uncompiled
     def watch(self, output: Any) -> Any:
         """Return the output of the forward, through which gradients from outside are seen."""
@@ -143,6 +168,8 @@ class Replay:
         return form.unflatten(leaves)
 
     def _take(self, index: int, gradient: Tensor) -> None:
+        if is_batched(gradient):
+            return
         known = self._gradients.get(index)
         self._gradients[index] = gradient.detach() if known is None else known + gradient.detach()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from actnn.errors import ActNNWarning
 from actnn.saving.active import ACTIVE
 from actnn.saving.compiled import call
 from actnn.saving.context import Saving
+from actnn.saving.records import KEEP, LOSSLESS, Choice, Record
 from actnn.saving.uncompiled import uncompiled
 
 FIRST = 1  # the first forward that is kept for a trial, and the next one, for the variance
@@ -24,6 +26,9 @@ LATER = 1000
 PATIENCE = 20  # forwards without a trial after which a warning says so
 SHARE = 0.1  # of the variance over batches: what compression may add
 REPEATED = 1e-6  # a variance below this share of the squared norm: the batch is the same
+WRONG = 0.1  # an error of the gradient, relative, above which codes are no stand-in for tensors
+SMALL = 1 << 28  # bytes of exact tensors that a comparison may take in any case
+FEW = 4  # bits at and below which the noise is worth a look
 NOISE = 1 << 31  # the step whose noise the first trial has
 
 
@@ -37,19 +42,19 @@ class Trial:
     """
 
     def __init__(self, saving: Saving, forward: Callable[..., Any], replays: list[Replay]) -> None:
-        self._saving, self._forward, self._replays = saving, forward, replays
+        self.saving, self._forward, self._replays = saving, forward, replays
         self.runs = 0
 
     @property
     def model(self) -> nn.Module:
         """The model."""
-        model = self._saving.model
+        model = self.saving.model
         assert model is not None
         return model
 
     def gradient(self, batch: int = 0) -> Gradient:
         """Return the gradient of a batch as the settings are now. The noise is always the same."""
-        saving, model = self._saving, self.model
+        saving, model = self.saving, self.model
         self.runs += 1
 
         def forward(arguments: Any, named: Any) -> Any:
@@ -62,8 +67,24 @@ class Trial:
 
     def lossless_gradient(self) -> Gradient:
         """Return the gradient of the first batch without rounding: nothing else is held, either."""
-        with self._saving.lossless():
+        with self.saving.lossless():
             return self.gradient()
+
+    @contextmanager
+    def few(self, samples: int) -> Iterator[Trial]:
+        """Take the first samples of the first batch alone."""
+        replay = self._replays[0]
+        part = Trial(self.saving, self._forward, [replay.first(samples)])
+        try:
+            with self.saving.part(samples / replay.samples):
+                yield part
+        finally:
+            self.runs += part.runs
+
+    @property
+    def samples(self) -> int:
+        """Samples of the first batch; 0 if it is not known which they are."""
+        return self._replays[0].samples
 
 
 class Trials:
@@ -86,6 +107,7 @@ class Trials:
         self._warned: set[str] = set()
         self.runs = 0  # steps that trials have run
         self._repeated = 0  # trials that had nothing to compare
+        self._compared = self._wrong = False  # codes with exact tensors, and what came of it
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies share; batches stay here."""
@@ -134,6 +156,7 @@ class Trials:
             return None
         self._forwards += 1
         if self._forwards > 1 and not saving.records:
+            self._replays = []
             return None  # compiled code has its own hooks, and bits that are fixed
         self._replays = [each for each in self._replays if each.complete]
         if len(self._replays) == 2:
@@ -173,6 +196,60 @@ class Trials:
             self.runs += trial.runs
             self._replays = []
 
+    def compare(self, trial: Trial, bits: int, coded: Callable[[Trial], Gradient]) -> None:
+        """Compare codes with exact tensors, once; warn if they cannot stand for these.
+
+        Where exact tensors are large, they are those of a part of the batch, so that they take no
+        more memory than the codes of a step.
+
+        Args:
+            trial: The batches.
+            bits: Of the codes in steps.
+            coded: The gradient of a trial with codes of 8 bits.
+        """
+        if self._compared:
+            return
+        n = trial.samples
+        exact = sum(record.nbytes for record in trial.saving.records)
+        share = max(bits / LOSSLESS, SMALL / max(exact, 1))
+        part = min(n, max(2, int(n * share)))
+        for samples in dict.fromkeys((part, n)):
+            try:
+                with trial.few(samples) as few:
+                    self._compare(few, bits, coded)
+                return
+            except Warning:
+                raise
+            except Exception:  # a forward that takes no part of a batch, or no memory
+                continue
+
+    def _compare(self, trial: Trial, bits: int, coded: Callable[[Trial], Gradient]) -> None:
+        exact = trial.lossless_gradient()
+        if not exact.is_finite or exact.energy() == 0:
+            return
+        self._compared = True
+        found = coded(trial)
+        error = math.sqrt(found.relative(exact))
+        if error <= WRONG:
+            return
+        self._wrong = True
+        records = [r for r in trial.saving.records if r.choice.action == "compress"]
+        where = ""
+        if records and not distributed():  # processes must run equally many steps
+            where = f"; most comes from {_worst(trial, exact, coded, records, bits)}"
+        at = f"{MAX_BITS} bits"
+        if not found.is_finite:
+            what = (
+                f"Compression makes the gradient infinite or NaN even at {at}, where it is finite "
+            )
+            what += "without"
+        else:
+            what = f"Codes of {at} change the gradient by {_percent(error)} its norm"
+        self.warn(
+            f"{what}{where}. A derivative may be steep there, such as that of a division or a "
+            "logarithm near 0. Keep such tensors exact (model.actnn.set_choices), or use bits=32"
+        )
+
     def judge_noise(
         self,
         exact: Gradient,
@@ -190,6 +267,8 @@ class Trials:
             worst: Names of tensors, and their shares of the noise, the largest first.
             raised: What else to say, if anything.
         """
+        if self._wrong:  # what `exact` is made of is not
+            return
         energy, noise = exact.energy(), found.distance(exact)
         variance = other.distance(exact) / 2
         repeated = variance <= REPEATED * energy
@@ -201,11 +280,15 @@ class Trials:
         if not math.isfinite(noise):
             text = f"Compression makes the gradient infinite or NaN. Expected it to be finite{most}"
         elif ratio > SHARE:
-            of, fewer = "squared norm of the gradient", ""
+            of = "squared norm of the gradient"
             if not repeated:
                 of = "variance that the gradient has over batches"
+            fewer = ""
+            if ratio > 1:
+                fewer = ", so that it drowns the gradient"
+            elif not repeated:
                 fewer = f", as if a batch had {ratio / (1 + ratio):.0%} fewer samples"
-            text = f"Compression adds {_percent(ratio)} of the {of}{fewer}. Expected at most 10%"
+            text = f"Compression adds {_percent(ratio)} the {of}{fewer}. Expected at most 10%"
             text += f"{most}. {self._advice(ratio)}"
         if raised:
             self.warn(". ".join(filter(None, (raised, text))), "budget")
@@ -216,7 +299,7 @@ class Trials:
         levels = 2.0**self._average - 1
         for bits in range(int(self._average) + 1, MAX_BITS + 1):
             less = ratio * (levels / (2.0**bits - 1)) ** 2
-            if less <= SHARE:
+            if less <= SHARE and (bits < MAX_BITS or self._compared):
                 return f"bits={bits} would add about {less:.1%}"
         return "Keep these tensors (set_choices), or use bits=32"
 
@@ -233,8 +316,54 @@ class Trials:
             warnings.warn(text, ActNNWarning, stacklevel=2)
 
 
+def _worst(
+    trial: Trial,
+    exact: Gradient,
+    coded: Callable[[Trial], Gradient],
+    records: list[Record],
+    bits: int,
+) -> str:
+    """Return the module, or the tensor of a module with children, whose codes do the most."""
+    codes, paths = Choice("compress", bits), list(dict.fromkeys(r.module for r in records))
+
+    def error(names: Sequence[str | tuple[str, int]]) -> float:
+        others: dict[str | tuple[str, int], Choice] = {}
+        if isinstance(names[0], str):
+            others.update(dict.fromkeys(paths, KEEP))
+        with trial.saving.lossless({**others, **dict.fromkeys(names, codes)}):
+            return coded(trial).relative(exact)
+
+    def search(names: Sequence[str | tuple[str, int]]) -> str | tuple[str, int]:
+        while len(names) > 1:
+            half = len(names) // 2
+            names = max(names[:half], names[half:], key=error)
+        return names[0]
+
+    path = search(paths)
+    assert isinstance(path, str)
+    if not any(trial.model.get_submodule(path).children()):
+        return repr(path)
+    # Where modules keep all, they save other tensors, so that indices differ from those of a step.
+    real = [(path, record.index) for record in records if record.module == path]
+    error([path])
+    inside = [
+        (path, r.index)
+        for r in trial.saving.records
+        if r.module == path and r.choice.action == "compress"
+    ]
+    if len(inside) != len(real):
+        return repr(path)
+    return repr(real[inside.index(search(inside))])  # type: ignore[arg-type]
+
+
+def distributed() -> bool:
+    """Whether there are several processes, whose forwards may wait for each other."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
+
+
 def _percent(ratio: float) -> str:
-    return f"{ratio:.0%}" if ratio < 100 else f"{ratio:.3g} times"
+    return f"{ratio:.1%} of" if ratio < 10 else f"{ratio:.3g} times"
 
 
 def _is_inside(saving: Saving) -> bool:

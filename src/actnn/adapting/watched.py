@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from actnn.adapting.replay import Replay
-from actnn.adapting.trials import Trial, Trials
+from actnn.adapting.replay import Gradient, Replay
+from actnn.adapting.trials import FEW, Trial, Trials
 from actnn.allocation.threshold import MAX_BITS
 from actnn.saving.context import Saving
 from actnn.saving.settings import Bits
 from actnn.saving.uncompiled import uncompiled
-
-FEW = 4  # bits at and below which the noise is worth a look
 
 
 class Watched:
@@ -29,6 +28,7 @@ class Watched:
 
     def __init__(self, bits: float, *, needed: bool = False) -> None:
         self._trials = Trials(bits, needed=needed)
+        self._bits = bits
         self._at: int | None = None  # bits of all tensors, in a trial
 
     @property
@@ -50,6 +50,10 @@ class Watched:
         """Bits of the codes of a derivative: in a trial those of all tensors, else None."""
         return self._at
 
+    def record_of(self, name: str) -> int | None:
+        """Return None: no tensor has a name of its own."""
+        return None
+
     def share(self, record: int, path: str) -> None:
         """Do nothing."""
 
@@ -63,13 +67,21 @@ class Watched:
         """Begin a forward of the model. See `Trials.watch`."""
         return self._trials.watch(saving, forward, arguments, named, self._judge)
 
-    def _judge(self, trial: Trial) -> bool:
-        """Warn of too much noise."""
+    def _best(self, trial: Trial, batch: int = 0) -> Gradient:
+        """Return the gradient at 8 bits."""
         self._at = MAX_BITS
         try:
-            exact, other = trial.gradient(0), trial.gradient(1)
+            return trial.gradient(batch)
         finally:
             self._at = None
+
+    def _judge(self, trial: Trial) -> bool:
+        """Warn of too much noise, and of codes that are wrong."""
+        self._trials.compare(trial, math.floor(self._bits), self._best)
+        if self._bits > FEW:
+            trial.saving.adaptive = None  # that was all
+            return True
+        exact, other = self._best(trial), self._best(trial, 1)
         if not exact.is_finite or exact.energy() == 0:
             return False
         self._trials.judge_noise(exact, other, trial.gradient(0))

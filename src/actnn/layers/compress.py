@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from actnn.adapting.measured import Measured
-from actnn.adapting.watched import FEW, Watched
+from actnn.adapting.watched import Watched
 from actnn.errors import ActNNError, ActNNWarning
 from actnn.layers.chunks import as_wholes
 from actnn.layers.levels import Level, level_of
@@ -139,7 +139,7 @@ def _check_model(model: nn.Module) -> None:
 def _allocator(model: nn.Module, saving: Saving, level: Level) -> Allocator | None:
     if level.adaptive and saving.bits != LOSSLESS:
         return Measured(model, saving.bits, saving.group)
-    return Watched(saving.bits) if saving.bits <= FEW else None
+    return None if saving.bits == LOSSLESS else Watched(saving.bits)
 
 
 def _choices(model: nn.Module, level: Level) -> dict[str | tuple[str, int], Choice]:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actnn import codec
+from actnn.errors import ActNNError
 from actnn.saving.active import step_for
 from actnn.saving.bit_masks import in_layout
 from actnn.saving.cuda import executor as cuda
-from actnn.saving.dense import is_dense
+from actnn.saving.dense import is_batched, is_dense
 from actnn.saving.held import refuse_second_derivative
 from actnn.saving.step import Step
 from actnn.saving.swapping import Swapped
@@ -143,9 +144,15 @@ class _Derivative(Function):
         refuse_second_derivative()
         data, *params = ctx.saved_tensors
         if ctx.fixed is not None:
+            if is_batched(dy):
+                raise ActNNError(
+                    "Expected backward on a GPU to be without is_grads_batched, got "
+                    "is_grads_batched=True; batched gradients need bits=32"
+                )
             dx = ctx.fixed.times(data, dy)
         else:
-            dx = codec.decode(replace(ctx.codes, data=data, params=params[0])).mul_(dy)
+            slope = codec.decode(replace(ctx.codes, data=data, params=params[0]))
+            dx = slope * dy if is_batched(dy) else slope.mul_(dy)
         return dx, None, None, None, None, None
 
 

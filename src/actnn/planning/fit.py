@@ -286,6 +286,9 @@ class Planner:
 
     def _best(self, fitting: list[Choices], noise_price: float) -> Choices:
         """The plan of least measured cost; if the time is over, of those that were measured."""
+        all_kept = (KEEP,) * len(self._units)
+        if all_kept in fitting:  # only a compiler makes a step faster, whatever the clock says
+            fitting = [plan for plan in fitting if plan == all_kept or _is_compiled(plan)]
         best, least = fitting[0], math.inf
         # Most memory first: such plans are fast.
         for plan in sorted(fitting, key=lambda each: -self._peaks[each]):
@@ -305,7 +308,7 @@ class Planner:
             self._seconds[plan] = self._measurement.seconds(plan)
         scale, seconds = self.costs.seconds([KEEP] * len(plan)), self._seconds[plan]
         all_kept = (KEEP,) * len(plan)
-        if plan != all_kept and not any(each.whole or each.form != KEEP.form for each in plan):
+        if plan != all_kept and not _is_compiled(plan):
             # As in the costs: only a compiler makes a step faster than keeping all.
             seconds = max(seconds, LEAST * self._seconds.get(all_kept, 0.0))
         return seconds / scale + noise_price * self._noise(plan)
@@ -332,6 +335,11 @@ class Planner:
                 return self._peaks[plan]
             torch.cuda.empty_cache()  # here the error no longer holds tensors
         return self._peaks.get(plan, 2 * room)
+
+
+def _is_compiled(plan: Choices) -> bool:
+    """Whether a plan has more than the forms in which units run anyway."""
+    return any(each.whole or each.form != KEEP.form for each in plan)
 
 
 def _compressed(model: nn.Module, seed: int) -> Saving:

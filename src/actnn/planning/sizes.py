@@ -14,18 +14,19 @@ _UNITS = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(" + "|".join(_UNITS) + ")")
 
 
-def parse_bytes(size: int | str, what: str = "size") -> int:
-    """Bytes of a size: an int, or a text such as "6 GiB" or "500 MB".
+def parse_bytes(size: float | str, what: str = "size") -> int:
+    """Bytes of a size: a whole number, or a text such as "6 GiB" or "500 MB".
 
     Args:
-        size: Bytes, or a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB.
+        size: Bytes, a whole number such as 6e9; or a number and one of B, kB, MB, GB, TB, KiB, MiB,
+            GiB, TiB.
         what: Name of the argument, for errors.
 
     Raises:
         ActNNError: If it is anything else, or not positive.
     """
-    if isinstance(size, int) and not isinstance(size, bool):
-        found = size
+    if isinstance(size, (int, float)) and not isinstance(size, bool) and size == size // 1:
+        found = int(size)
     else:
         match = _SIZE.fullmatch(size) if isinstance(size, str) else None
         if match is None:

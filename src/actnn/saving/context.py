@@ -125,6 +125,7 @@ class Saving:
         self.default = Choice("offload" if swap else "compress", bits)
         self._choices: dict[str | tuple[str, int], Choice] = {}
         self._resolved: dict[str, Choice | None] = {}
+        self._isolates = self._unchecked = False
         self._noise = NoiseStates(seed)
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         self._paths = ModulePaths(None)
@@ -190,7 +191,8 @@ class Saving:
 
         Args:
             choices: Path of a module -> the choice for all that it and its children save, or
-                (path, index of the record) -> the choice for one tensor. The more special wins;
+                (path, index of the record) or a name in a warning, such as 'head:0' -> the choice
+                for one tensor. The more special wins;
                 what none names goes to the policy. 'recompute' needs a compressed model. A
                 module of several that is kept as a whole runs as if it were not compressed, and
                 has no records.
@@ -198,6 +200,7 @@ class Saving:
         Raises:
             ActNNError: If a choice is not for what it names.
         """
+        choices = {self._key(where): choice for where, choice in choices.items()}
         recomputed = []
         for where, choice in choices.items():
             if not isinstance(choice, Choice):
@@ -216,6 +219,42 @@ class Saving:
         elif recomputed:
             raise ActNNError("Expected a Saving with a model for 'recompute', got one without")
         self._choices, self._resolved = dict(choices), {}
+        self._unchecked = not self.decides_by_kind
+
+    def _key(self, where: str | tuple[str, int]) -> str | tuple[str, int]:
+        """Return the key for the name of a tensor in a warning; other keys as they are."""
+        if not isinstance(where, str):
+            return where
+        path, colon, place = where.rpartition(":")
+        if not colon or not place.removeprefix("d").isdigit():
+            return where
+        if place.startswith("d"):  # codes of the derivative: all that the activation saves
+            return path
+        record = None if self.adaptive is None else self.adaptive.record_of(where)
+        if record is None:
+            rounded = [r for r in self.records if r.choice.action == "compress"]
+            found = [r.index for r in rounded if r.module == path][int(place) :]
+            if not found:
+                raise ActNNError(
+                    "Expected the name of a tensor that the last step has compressed, got "
+                    f"{where!r}"
+                )
+            record = found[0]
+        return path, record
+
+    def _check_records(self, records: Any) -> None:
+        """Raise an ActNNError if a choice names a tensor that a step has not saved."""
+        for where in self._choices:
+            if isinstance(where, str):
+                continue
+            path, index = where
+            got = records[index].module if 0 <= index < len(records) else None
+            if got != path:
+                what = f"{len(records)} records" if got is None else f"one of {got!r}"
+                raise ActNNError(
+                    f"Expected the index in {where!r} to be that of a record of {path!r} "
+                    f"(model.actnn.records), got {what}"
+                )
 
     def restore_choices(self) -> None:
         """Put the choices into effect again, after another model has changed shared modules."""
@@ -246,7 +285,7 @@ class Saving:
 
     def exact(self, info: TensorInfo) -> Choice:
         """Return what to do with a tensor that is not rounded unless `set_choices` says so."""
-        if self.explicit(info) is not None:
+        if self.explicit(info) is not None and not self._isolates:
             return self.choice(info)
         return Choice("offload") if self.default.action == "offload" else KEEP
 
@@ -270,14 +309,26 @@ class Saving:
             yield
 
     @contextmanager
-    def lossless(self) -> Iterator[None]:
-        """Keep all tensors as they are."""
+    def lossless(self, but: Mapping[str | tuple[str, int], Choice] | None = None) -> Iterator[None]:
+        """Keep all tensors as they are, but those with a choice, as far as they may be rounded."""
         kept = self.default, self.policy, self._choices, self._resolved
-        self.default, self.policy, self._choices, self._resolved = KEEP, None, {}, {}
+        self.default, self.policy, self._choices, self._resolved = KEEP, None, dict(but or {}), {}
+        self._isolates = True
         try:
             yield
         finally:
             self.default, self.policy, self._choices, self._resolved = kept
+            self._isolates = False
+
+    @contextmanager
+    def part(self, share: float) -> Iterator[None]:
+        """Take a step with a share of the batch, whose tensors are smaller."""
+        kept = self.min_bytes
+        self.min_bytes = int(kept * share)
+        try:
+            yield
+        finally:
+            self.min_bytes = kept
 
     def watch(self, held: Held) -> None:
         """Count what Python holds as long as it exists."""
@@ -326,6 +377,9 @@ class Saving:
             hooks.__exit__(kind, error, trace)
             self._records = step.records
             step.forget()
+            if kind is None and self._unchecked and not self._isolates and len(step.records):
+                self._unchecked = False
+                self._check_records(step.records)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings, for copies and files; what a step holds stays here."""

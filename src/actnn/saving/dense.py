@@ -36,3 +36,8 @@ def whole_of(tensor: Tensor) -> Tensor | None:
     first = base.storage_offset()
     inside = first <= tensor.storage_offset() and end < first + base.numel()
     return base if inside else None
+
+
+def is_batched(gradient: Tensor) -> bool:
+    """Whether a gradient is one of several, by is_grads_batched."""
+    return torch._C._functorch.is_legacy_batchedtensor(gradient)

@@ -75,6 +75,10 @@ class Allocator(Protocol):
         """Bits of the codes of a derivative; None for those of all tensors."""
         ...
 
+    def record_of(self, name: str) -> int | None:
+        """Index of the record of a tensor by its name."""
+        ...
+
     def share(self, record: int, path: str) -> None:
         """Say that a module saves a tensor whose codes are held already."""
         ...

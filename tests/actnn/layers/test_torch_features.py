@@ -268,3 +268,16 @@ def test_compiled_blocks_in_a_python_model():
 def test_ddp_and_fsdp2(tmp_path):
     mp.spawn(worker, (str(tmp_path), 2, "gloo"), nprocs=2)
     check(tmp_path, 2, exact=1e-6)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_batched_gradients(bits):
+    net, x = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 3)), torch.randn(256, 32)
+    each = torch.eye(3)[:, None].expand(3, 256, 3)
+    ours = compressed_copy(net, bits=bits)
+    exact, found = (
+        torch.autograd.grad(m(x), list(m.parameters()), each, is_grads_batched=True)
+        for m in (net, ours)
+    )
+    for a, b in zip(exact, found, strict=True):
+        assert (a - b).norm() < 0.1 * a.norm()

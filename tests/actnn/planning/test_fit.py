@@ -66,6 +66,16 @@ def test_a_large_budget_keeps_all(exact_peak):
     assert f"(predicted {plan.predicted_seconds * 1e3:.1f} ms)" in str(plan)
 
 
+def test_what_fits_is_kept_whatever_the_clock_says(monkeypatch):
+    def cost(planner, plan, price):
+        planner._seconds[plan] = plan.count(KEEP)
+        return planner._seconds[plan]
+
+    monkeypatch.setattr(Planner, "_cost", cost)
+    plan = actnn.fit(model(), example(), "1 GiB", bits=())
+    assert set(plan.choices.values()) == {KEEP}
+
+
 @pytest.mark.parametrize("share", [0.75, 0.55])
 def test_the_real_peak_is_within_the_budget(exact_peak, share):
     net, x = model(), example()

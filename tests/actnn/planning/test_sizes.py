@@ -12,6 +12,7 @@ from actnn.planning import format_bytes, parse_bytes
     ("text", "size"),
     [
         (7, 7),
+        (6e9, 6 * 10**9),
         ("7 B", 7),
         ("1.5 kB", 1500),
         ("500 MB", 500_000_000),
@@ -41,6 +42,8 @@ def test_sizes(text, size):
         -5,
         True,
         1.5,
+        float("inf"),
+        float("nan"),
         None,
     ],
 )

@@ -44,6 +44,22 @@ const Op *op_of(const nb::handle &tensor) {
     return &known->emplace(type, op).first->second;
 }
 
+bool in_custom_function() {
+    // What a Function gave to save_for_backward is packed after its forward, within its apply.
+    static const nb::object *const apply = new nb::object(
+        nb::module_::import_("torch.autograd").attr("Function").attr("apply").attr("__code__"));
+    const nb::handle frame(reinterpret_cast<PyObject *>(PyEval_GetFrame()));
+    if (!frame.is_valid()) return false;
+    const nb::object code = nb::steal(reinterpret_cast<PyObject *>(
+        PyFrame_GetCode(reinterpret_cast<PyFrameObject *>(frame.ptr()))));
+    if (!code.is(*apply)) return false;
+    const nb::object cls = frame.attr("f_locals")["cls"];
+    const auto module = nb::cast<std::string>(cls.attr("__module__"));
+    for (const char *const known : {"torch.", "actnn.", "quant_gru."})
+        if (module.rfind(known, 0) == 0) return false;
+    return true;
+}
+
 const nb::object &keep_choice() { return rules().keep; }
 
 void set_rules(nb::object keep, nb::object forms, nb::object looking_back) {

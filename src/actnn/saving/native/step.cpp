@@ -16,8 +16,8 @@ struct Words {
     nb::object empty = nb::str(""), subclass = nb::str("tensor subclass"), small = nb::str("small"),
                attribute = nb::str("attribute of its module"), kept = nb::str("kept"),
                compressed = nb::str("compressed"), compared = nb::str("compared in backward"),
-               again = nb::str("made again in backward"), parameter = nb::str("parameter"),
-               buffer = nb::str("buffer"), leaf = nb::str("leaf"),
+               again = nb::str("made again in backward"), custom = nb::str("saved by a Function"),
+               parameter = nb::str("parameter"), buffer = nb::str("buffer"), leaf = nb::str("leaf"),
                of_parameter = nb::str("view of a parameter"), of_leaf = nb::str("view of a leaf"),
                not_floating = nb::str("not floating point"),
                without_gradient = nb::str("without gradient"), children = nb::str("_modules"),
@@ -204,6 +204,7 @@ nb::object Step::pack(const nb::handle &tensor) {
         return keep(tensor, std::move(reason), 0, {}, storage.owner);
     }
 
+    if (!storage.exact.is_valid() && in_custom_function()) storage.exact = words().custom;
     bool dense = d.is_dense();
     nb::object whole = nb::borrow(tensor);
     Description whole_d;

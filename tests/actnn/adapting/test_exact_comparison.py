@@ -1,0 +1,94 @@
+"""Codes are compared with exact tensors once, where the model runs."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import actnn
+
+CE = nn.functional.cross_entropy
+
+
+class Steep(nn.Module):
+    def __init__(self, steep):
+        super().__init__()
+        self.a, self.b, self.steep = nn.Linear(32, 128), nn.Linear(128, 10), steep
+
+    def forward(self, x):
+        return self.b(self.steep(self.a(x)))
+
+
+class Logarithm(nn.Module):
+    def forward(self, h):
+        return torch.log(h.square() + 1e-6)
+
+
+def train(net, steps=4):
+    for _ in range(steps):
+        net.zero_grad()
+        CE(net(torch.randn(256, 32)), torch.randint(10, (256,))).backward()
+
+
+@pytest.mark.parametrize("settings", [{"bits": 8}, {"bits": 4}, {"level": "L3"}], ids=str)
+@pytest.mark.parametrize("inside", [False, True])
+def test_wrong_codes_warn_and_name_the_tensor(settings, inside):
+    torch.manual_seed(0)
+    log = Logarithm()
+    net = Steep(log if inside else log.forward)
+    actnn.compress(net, min_bytes=0, **settings)
+    with pytest.warns(actnn.ActNNWarning, match="Codes of 8 bits change the gradient") as caught:
+        train(net)
+    text = " ".join(str(w.message) for w in caught if "Codes of" in str(w.message))
+    assert ("from 'steep'" if inside else "from ('', ") in text
+    assert not any("would add" in str(w.message) for w in caught)
+
+
+@pytest.mark.parametrize("settings", [{"bits": 8}, {"bits": 5}, {"bits": 4}], ids=str)
+@pytest.mark.parametrize("batch", [1, 256])
+def test_ordinary_codes_do_not_warn(settings, batch):
+    torch.manual_seed(0)
+    net = Steep(nn.GELU())
+    actnn.compress(net, min_bytes=0, **settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Codes of")
+        warnings.filterwarnings("ignore", "Compression adds")
+        for _ in range(4):
+            CE(net(torch.randn(batch, 32)), torch.randint(10, (batch,))).backward()
+
+
+@pytest.mark.parametrize("level", [None, "L3"])
+def test_names_of_warnings_are_keys(level):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 128), Logarithm(), nn.GELU(), nn.Linear(128, 10))
+    actnn.compress(net, level=level, min_bytes=0)
+    net(torch.randn(256, 32))
+    with pytest.raises(actnn.ActNNError, match="tensor that the last step has compressed"):
+        net.actnn.set_choices({"1:9": actnn.Choice("keep")})
+    net.actnn.set_choices({name: actnn.Choice("keep") for name in ("1:0", "2:d0")})
+    net(torch.randn(256, 32))
+    found = {(r.module, r.choice.action) for r in net.actnn.records if r.nbytes > 1 << 16}
+    assert ("2", "keep") in found
+    assert ("2", "compress") not in found
+    ours = [r for r in net.actnn.records if r.module == "1" and r.nbytes > 1 << 16]
+    assert [r.choice.action for r in ours] == ["keep", "compress"]
+
+
+@pytest.mark.parametrize("key", [("1", 0), ("1", 99), ("", -1)])
+def test_an_index_that_fits_no_record_is_an_error(key):
+    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 10))
+    actnn.compress(net, min_bytes=0)
+    net.actnn.set_choices({key: actnn.Choice("keep")})
+    with pytest.raises(actnn.ActNNError, match="to be that of a record of"):
+        net(torch.randn(256, 32))
+    net(torch.randn(256, 32))  # said once
+
+
+def test_what_is_named_can_be_kept():
+    torch.manual_seed(0)
+    net = Steep(Logarithm())
+    actnn.compress(net, bits=8, min_bytes=0)
+    net.actnn.set_choices({"steep": actnn.Choice("keep")})
+    train(net)  # warnings are errors here
+    assert net.actnn.adaptive is None

@@ -28,7 +28,7 @@ def test_digits_are_split_by_class_and_seed() -> None:
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r'pip install "quant-gru\[demo\]"'):
+    with pytest.raises(DataError, match="run: pip install scikit-learn"):
         digits_task(0)
 
 

@@ -23,7 +23,14 @@ from gru_helpers import (
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from quant_gru import FrozenQuantGRU, ParameterError, QuantConfig, QuantGRU, QuantGRUError
+from quant_gru import (
+    FrozenQuantGRU,
+    ParameterError,
+    QuantConfig,
+    QuantGRU,
+    QuantGRUError,
+    QuantGRUWarning,
+)
 from quant_gru.execution.noise import draw
 
 DEEP = {"num_layers": 2, "bidirectional": True}
@@ -582,12 +589,14 @@ def changed_in_place(gru):
 
 def loaded(gru):
     torch.manual_seed(99)
-    gru.load_state_dict(nn.GRU(C, H, 2).state_dict())
+    with pytest.warns(QuantGRUWarning, match="other weights were loaded"):
+        gru.load_state_dict(nn.GRU(C, H, 2).state_dict())
 
 
 def assigned(gru):
     torch.manual_seed(98)
-    gru.load_state_dict(nn.GRU(C, H, 2).state_dict(), assign=True)
+    with pytest.warns(QuantGRUWarning, match="other weights were loaded"):
+        gru.load_state_dict(nn.GRU(C, H, 2).state_dict(), assign=True)
 
 
 def stepped(gru, optimizer=torch.optim.SGD, **options):

@@ -119,19 +119,19 @@ def short() -> tuple[dict[str, Any], bytes]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"operators": None}, "Expected 'operators' to be valid"),
+        ({"operators": None}, "Expected 'operators' to be a valid dictionary"),
         ({"operators": {}}, "Expected key 'bitwidth', got none (operators, here)"),
-        ({"cells": None}, "Expected 'cells' to be valid"),
+        ({"cells": None}, "Expected 'cells' to be a valid list"),
         ({"cells": [{}]}, "Expected key 'tables', got none (cells[0], here)"),
         ({"cells": [{"tables": [0, 1]}]}, "Expected 'tables' to be valid"),
         ({"cells": [{"tables": [0, 2, 1]}]}, "tables in the order of their use, got 2 after 1"),
         ({"cells": [{"tables": [0, -1, 1]}]}, "greater than or equal to 0"),
         ({"cells": [{"tables": [0, 1, 2], "pinned": [1 << 31] * 4}]}, "bytes of columns, got"),
-        ({"cells": [{"tables": [0, 1, 2], "exp2_inv": "1"}]}, "Expected 'exp2_inv' to be valid"),
+        ({"cells": [{"tables": [0, 1, 2], "exp2_inv": "1"}]}, "Expected 'exp2_inv' to be a valid integer"),
         ({"cells": [{"tables": [0, 1, 2], "more": 1}]}, "Expected a known key, got 'more'"),
         ({"cells": []}, "bytes of columns, got"),
         ({"gru": None}, "Expected 'gru' to be an object, got None"),
-        ({"gru": {"input_size": "5"}}, "Expected 'input_size' to be valid"),
+        ({"gru": {"input_size": "5"}}, "Expected 'input_size' to be a valid integer"),
         ({"config": None}, "Expected 'config' to be an object, got None"),
     ],
 )
@@ -168,7 +168,7 @@ def table(**changes: Any) -> bytes:
         ({"first": 1 << 62}, "Expected a table of ascending bounds in"),
         ({"last": 300}, "Expected a table of ascending bounds in"),
         ({"hi": 256}, "Expected the table's outputs to be codes in"),
-        ({"shift": 63}, "Expected 'shift' to be valid"),
+        ({"shift": 63}, "Expected 'shift' to be less than or equal to 62"),
     ],
 )
 def test_tables_that_lie(changes: dict[str, Any], message: str) -> None:

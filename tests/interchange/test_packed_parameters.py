@@ -127,7 +127,10 @@ def short() -> tuple[dict[str, Any], bytes]:
         ({"cells": [{"tables": [0, 2, 1]}]}, "tables in the order of their use, got 2 after 1"),
         ({"cells": [{"tables": [0, -1, 1]}]}, "greater than or equal to 0"),
         ({"cells": [{"tables": [0, 1, 2], "pinned": [1 << 31] * 4}]}, "bytes of columns, got"),
-        ({"cells": [{"tables": [0, 1, 2], "exp2_inv": "1"}]}, "Expected 'exp2_inv' to be a valid integer"),
+        (
+            {"cells": [{"tables": [0, 1, 2], "exp2_inv": "1"}]},
+            "Expected 'exp2_inv' to be a valid integer",
+        ),
         ({"cells": [{"tables": [0, 1, 2], "more": 1}]}, "Expected a known key, got 'more'"),
         ({"cells": []}, "bytes of columns, got"),
         ({"gru": None}, "Expected 'gru' to be an object, got None"),

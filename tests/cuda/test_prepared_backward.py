@@ -314,3 +314,21 @@ def test_native_places_are_checked(host):
             host.raise_for,
             launches,
         )
+
+
+@pytest.mark.parametrize("rule", ["half_up", "floor"])
+def test_inputs_are_quantized_again_by_their_rule(host, rule):
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=QuantConfig.int8().replace_globals(rounding=rule))
+    x = 1.5 * torch.randn(12, 8, C)
+    gru.calibrate(x / 1.5)
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    forward = Forward(gru.eval(), x, precision="fp32")
+    done = forward.done
+    given = (done.x, None, None, done.out, done.nan, forward.grad_y, None, forward.all)
+    found, _, *of_weights = forward.prepared(host).run(*given)
+    x.requires_grad_()
+    wanted = torch.autograd.grad(gru.train()(x)[0], [x, *gru.parameters()], forward.grad_y)
+    for ours, theirs in zip((found, *of_weights), wanted, strict=True):
+        assert (ours - theirs).norm() < 1e-5 * theirs.norm()

@@ -25,11 +25,16 @@ constexpr int RTLD_NOW = 0;
 }  // namespace
 #endif
 
+std::string environment(const char *name) {
+    const char *value = std::getenv(name);
+    return value ? value : "";
+}
+
 std::vector<std::string> library_names(const char *variable,
                                        [[maybe_unused]] std::vector<std::string> on_linux,
                                        [[maybe_unused]] std::vector<std::string> on_windows) {
-    const char *chosen = std::getenv(variable);
-    if (chosen && *chosen) return {chosen};
+    const std::string chosen = environment(variable);
+    if (!chosen.empty()) return {chosen};
 #if defined(_WIN32)
     return on_windows;
 #else

@@ -28,6 +28,9 @@ class SharedLibrary {
     void *handle_ = nullptr;
 };
 
+// The value of an environment variable; "" if it is not set.
+std::string environment(const char *name);
+
 // Where a library is looked for: the value of an environment variable, if it is set; otherwise
 // names under Linux or Windows.
 std::vector<std::string> library_names(const char *variable, std::vector<std::string> on_linux,

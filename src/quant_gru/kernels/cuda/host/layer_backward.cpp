@@ -233,6 +233,7 @@ class Gatherer {
         grid.threads = kThreads;
         Macros macros = operand_macros();
         macros["HALF"] = "1";
+        macros.merge(form().rules.macros());  // inputs are quantized again
         add("operands", "operands", macros, grid, p);
     }
 

@@ -230,6 +230,7 @@ def _process(rank, count, folder, expected):
         found = sensitivity(tagger(), BATCHES, widths=(8,), file=f"{folder}/costs", progress=False)
         assert_same(found, expected)
         assert len(measured) in (32, 33)  # of 64 operators and one base
+        torch.distributed.barrier()  # gloo aborts a process whose peer has left
     finally:
         torch.distributed.destroy_process_group()
 

@@ -6,7 +6,6 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
-#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -14,6 +13,8 @@
 #include <memory>
 #include <random>
 #include <vector>
+
+#include "intrinsics.hpp"
 
 #define PTX_ON_HOST
 #define __global__
@@ -118,49 +119,9 @@ void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int 
 #define blockDim (Index{host::block_threads, 1})
 #define gridDim (host::grid)
 
-inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
 inline float saturated(float v) { return v > 0 ? v < 1 ? v : 1.f : 0.f; }
 inline float fma_saturated(float a, float b, float c) { return saturated(std::fmaf(a, b, c)); }
 inline float plus_saturated(float a, float b) { return saturated(a + b); }
-inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
-inline double __dmul_rn(double a, double b) { return a * b; }
-inline double __dadd_rn(double a, double b) { return a + b; }
-// Rounded in another direction than to the nearest number. Operands are volatile: the compiler
-// knows nothing of directions.
-template <int kDirection, class Real>
-inline Real rounded_to(Real a, Real b, Real c, bool fused) {
-    volatile Real x = a, y = b, z = c;
-    std::fesetround(kDirection);
-    volatile Real found = fused ? std::fma(Real(x), Real(y), Real(z)) : Real(x + y);
-    std::fesetround(FE_TONEAREST);
-    return found;
-}
-inline float __fmaf_rd(float a, float b, float c) { return rounded_to<FE_DOWNWARD>(a, b, c, true); }
-inline float __fmaf_rz(float a, float b, float c) {
-    return rounded_to<FE_TOWARDZERO>(a, b, c, true);
-}
-inline double __fma_rd(double a, double b, double c) {
-    return rounded_to<FE_DOWNWARD>(a, b, c, true);
-}
-inline double __fma_rz(double a, double b, double c) {
-    return rounded_to<FE_TOWARDZERO>(a, b, c, true);
-}
-inline float __fadd_rd(float a, float b) { return rounded_to<FE_DOWNWARD>(a, b, 0.f, false); }
-inline float __fadd_rz(float a, float b) { return rounded_to<FE_TOWARDZERO>(a, b, 0.f, false); }
-inline double __dadd_rd(double a, double b) { return rounded_to<FE_DOWNWARD>(a, b, 0., false); }
-inline double __dadd_rz(double a, double b) { return rounded_to<FE_TOWARDZERO>(a, b, 0., false); }
-inline int32_t __float_as_int(float v) {
-    int32_t i;
-    std::memcpy(&i, &v, 4);
-    return i;
-}
-inline int32_t __double2loint(double v) {
-    int64_t i;
-    std::memcpy(&i, &v, 8);
-    return int32_t(i);
-}
 inline void __syncthreads() { host::wait(host::self->block->all, int(host::block_threads)); }
 inline void __syncwarp() { host::sync_warp(); }
 
@@ -425,11 +386,6 @@ inline uint32_t shuffled(uint32_t v, int mask) { return uint32_t(shuffle_xor(v, 
 inline float divided(float a, float b) { return a / b; }
 inline float reciprocal(float v) { return 1 / v; }
 inline float power_of_two(float v) { return std::exp2(v); }
-inline float __int_as_float(int32_t i) {
-    float v;
-    std::memcpy(&v, &i, 4);
-    return v;
-}
 inline int __clz(int v) { return v ? __builtin_clz(unsigned(v)) : 32; }
 inline float bits_as_float(uint32_t bits) { return __int_as_float(int32_t(bits)); }
 inline uint32_t float_bits(float v) { return uint32_t(__float_as_int(v)); }

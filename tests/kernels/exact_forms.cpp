@@ -1,5 +1,4 @@
 // The roundings that kernels use instead of integers, made callable. Numbers come and go as double.
-#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,41 +6,11 @@
 
 #if defined(PTX_ON_HOST)
 
+#include "../cuda/intrinsics.hpp"
+
 struct Place {
     unsigned x, y;
 } threadIdx, blockDim;
-inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
-inline double __dmul_rn(double a, double b) { return a * b; }
-inline double __dadd_rn(double a, double b) { return a + b; }
-
-// Returns a * b + c by a direction of rounding.
-template <int kDirection, class Real>
-Real rounded_by(volatile Real a, volatile Real b, volatile Real c) {
-    std::fesetround(kDirection);
-    const volatile Real y = std::fma(a, b, c);
-    std::fesetround(FE_TONEAREST);
-    return y;
-}
-inline float __fmaf_rd(float a, float b, float c) { return rounded_by<FE_DOWNWARD>(a, b, c); }
-inline float __fmaf_rz(float a, float b, float c) { return rounded_by<FE_TOWARDZERO>(a, b, c); }
-inline float __fadd_rd(float a, float b) { return rounded_by<FE_DOWNWARD>(a, 1.f, b); }
-inline float __fadd_rz(float a, float b) { return rounded_by<FE_TOWARDZERO>(a, 1.f, b); }
-inline double __dadd_rz(double a, double b) { return rounded_by<FE_TOWARDZERO>(a, 1., b); }
-inline double __fma_rd(double a, double b, double c) { return rounded_by<FE_DOWNWARD>(a, b, c); }
-inline double __fma_rz(double a, double b, double c) { return rounded_by<FE_TOWARDZERO>(a, b, c); }
-inline double __dadd_rd(double a, double b) { return rounded_by<FE_DOWNWARD>(a, 1., b); }
-template <class To, class From>
-inline To low_bits(From v) {
-    To bits;
-    std::memcpy(&bits, &v, sizeof bits);
-    return bits;
-}
-inline int32_t __float_as_int(float v) { return low_bits<int32_t>(v); }
-inline float __int_as_float(int32_t v) { return low_bits<float>(v); }
-inline int32_t __double2loint(double v) { return low_bits<int32_t>(v); }
 
 #include "gates/arithmetic.cuh"
 

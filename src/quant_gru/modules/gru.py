@@ -850,7 +850,7 @@ class QuantGRU(torch.nn.GRU):
         rest = checkpoints.without_scales(state_dict, prefix, names, logarithms)
         key, error_msgs = prefix + checkpoints.STATE_KEY, others[-1]
         own = {name: p for name, p in self._parameters.items() if name not in self._log2_scales}
-        former = checkpoints.copies(own) if self.is_calibrated() else {}
+        former = checkpoints.copies(own) if self.is_calibrated() and key not in state_dict else {}
         super()._load_from_state_dict(rest, prefix, *others)
         if prefix + checkpoints.FROZEN_KEY in state_dict:
             error_msgs.append(

@@ -14,7 +14,7 @@ from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
 from quant_gru.errors import CalibrationError, QuantGRUWarning, caller_stacklevel
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.modules.quantization_state import in_several_processes
-from quant_gru.whole_models.convert import find_grus
+from quant_gru.whole_models.convert import expect_grus, find_grus
 from quant_gru.whole_models.fit_weights import fit_weights as fit
 from quant_gru.whole_models.fit_weights import operands
 
@@ -96,11 +96,7 @@ def calibrate_model(
 def _without_scales(model: torch.nn.Module) -> dict[str, QuantGRU]:
     """Return the QuantGRUs to calibrate, by name."""
     grus = find_grus(model)
-    if not grus:
-        raise CalibrationError(
-            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
-            "call convert_model(model) first"
-        )
+    expect_grus(grus, model, CalibrationError)
     found = {name: gru for name, gru in grus.items() if not gru.is_calibrated()}
     if not found:
         name = next(iter(grus))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from typing import TypeVar, cast, overload
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
@@ -280,3 +281,14 @@ def find_grus(model: torch.nn.Module) -> dict[str, QuantGRU]:
     """
     require_module(model)
     return {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}
+
+
+def expect_grus(
+    found: Mapping[str, Any], model: torch.nn.Module, error: type[QuantGRUError] = QuantGRUError
+) -> None:
+    """Raise an error if the GRUs that were found in a model are none."""
+    if not found:
+        raise error(
+            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
+            "call convert_model(model) first"
+        )

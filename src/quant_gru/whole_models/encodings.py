@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from quant_gru.config.files import name_of
-from quant_gru.errors import QuantGRUError
 from quant_gru.interchange.aimet import encodings
 from quant_gru.interchange.aimet.versions import check_version
 from quant_gru.modules.gru import QuantGRU
-from quant_gru.whole_models.convert import find_grus
+from quant_gru.whole_models.convert import expect_grus, find_grus
 
 
 def export_encodings(
@@ -91,9 +90,5 @@ def load_encodings(
 
 def _grus(model: torch.nn.Module) -> dict[str, QuantGRU]:
     found = find_grus(model)
-    if not found:
-        raise QuantGRUError(
-            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
-            "call convert_model(model) first"
-        )
+    expect_grus(found, model)
     return found

@@ -36,6 +36,7 @@ from quant_gru.interchange.onnx.translation import any_size, placeholders, trans
 from quant_gru.interchange.onnx.verify import expect_none
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.whole_models.convert import expect_grus
 from quant_gru.whole_models.onnx_sizes import verified_model
 from quant_gru.whole_models.onnx_verify import (
     Report,
@@ -246,11 +247,7 @@ def _whole_model(
 ) -> tuple[Any, dict[str, int]]:
     """Return the file, an `onnx.ModelProto`, and the sizes of inputs that the graph fixes."""
     grus = {name: m for name, m in model.named_modules() if isinstance(m, GRUS)}
-    if not grus:
-        raise QuantGRUError(
-            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
-            "call convert_model(model) first"
-        )
+    expect_grus(grus, model)
     for name, gru in grus.items():
         if isinstance(gru, QuantGRU) and profile != "float" and not gru.is_calibrated():
             raise QuantGRUError(

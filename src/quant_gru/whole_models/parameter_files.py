@@ -12,7 +12,7 @@ import torch
 from quant_gru.config.files import name_of
 from quant_gru.errors import CalibrationError, ConfigError, ParameterError
 from quant_gru.modules.gru import QuantGRU
-from quant_gru.whole_models.convert import find_grus
+from quant_gru.whole_models.convert import expect_grus, find_grus
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -109,11 +109,7 @@ def load_model_params(model: Model, folder: str | os.PathLike[str]) -> Model:
 
 def _grus(model: torch.nn.Module) -> dict[str, QuantGRU]:
     grus = find_grus(model)
-    if not grus:
-        raise CalibrationError(
-            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
-            "call convert_model(model) first"
-        )
+    expect_grus(grus, model, CalibrationError)
     return grus
 
 

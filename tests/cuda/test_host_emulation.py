@@ -4,6 +4,7 @@ All but memory ordering between threads is tested here: layouts, padding, exchan
 the split of sums, the gate arithmetic and its tables.
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -179,6 +180,26 @@ def test_codes_of_16_bits_in_float32(host, monkeypatch, shape, fits):
     got = executor.run(plan, x, h0, lengths, machine=host)
     assert host.launched[-1][1]["QG_POT"] == 1
     assert same(got, reference.run(plan, x, h0, lengths))
+
+
+@pytest.mark.parametrize(
+    ("config", "bits", "real"),
+    [("int8", 12, "float"), ("int8", 16, "double"), ("w8a16", 8, "double")],
+)
+def test_gate_sums_beyond_the_magic_number(host, monkeypatch, config, bits, real):
+    """Negative sums that float32 holds, but whose bits are no ordered integers."""
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
+    gru = QuantGRU(5, 16, config=getattr(QuantConfig, config)()).eval()
+    gru.calibrate(torch.randn(20, 8, 5))
+    gru.finalize_calibration()
+    scale = gru.get_quant_config("Wx")["scale"]
+    for gate in ("z_pre", "r_pre", "g_pre"):  # in steps far below those of W x
+        gru.adjust_quant_config(gate, exp2_inv=bits - round(math.log2(scale)))
+    plan = gru._plan().cells[0][0]
+    assert numbers_of(plan).form.real == real
+    x, h0 = codes(plan.x, 6, 11, 5), codes(plan.h, 11, 16)
+    x[:2], x[2:4] = plan.x.lo, plan.x.hi
+    assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
 
 
 def test_int32_holds_sums_of_halves_alone(host, monkeypatch):

@@ -9,7 +9,8 @@
 namespace quant_gru::cuda {
 namespace {
 
-constexpr double kSmallest = 1e-20, kLargest = 1e20;  // see Numbers.exact_float in Python
+// See Numbers.exact_float in Python.
+constexpr double kSmallest = 1e-20, kLargest = 1e20, kMagic = 12582912;
 
 const QuantizerNumbers &operand_of(const CellNumbers &n, int which) { return which ? n.h : n.x; }
 const QuantizerNumbers &result_of(const CellNumbers &n, int which) { return which ? n.Rh : n.Wx; }
@@ -146,9 +147,10 @@ std::array<int32_t, 2> UploadedCell::exact_of_W() const {
             first = held && whole * m < 1073741824.0 && is_normal(m);
             second = first && units == std::nearbyint(units) && m <= 2;
         } else {
-            first = reach < 1 << 24 && is_normal(m);
+            const bool normal = reach < 1 << 24 && is_normal(m);
+            first = normal && whole * m < kMagic;
             const double most = whole * std::max(m, 1.0) + std::fabs(added) / std::min(m, 1.0);
-            second = first && is_power(m) && most <= 16777216.0;
+            second = normal && is_power(m) && most <= 16777216.0;
         }
         all[0] = all[0] && first;
         all[1] = all[1] && second;

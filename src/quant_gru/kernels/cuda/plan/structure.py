@@ -19,6 +19,7 @@ _TABLES = ("gate.z_out", "gate.r_out", "gate.g_out")
 DIRECT, DIRECT_GLOBAL, QUADRATIC, COMPRESSED = 0, 1, 2, 3
 NARROW_BITS = 16
 SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
+MAGIC = 12582912.0  # Magic<float>::number() in gates/arithmetic.cuh
 
 
 class FrozenNumbers:

@@ -21,6 +21,7 @@ from quant_gru.kernel_runtime.cuda.streams import made_on
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.structure import (
     LARGEST,
+    MAGIC,
     SMALLEST,
     byte_offset,
     form_of,
@@ -214,8 +215,10 @@ class Numbers:
         Unless a case below applies, both flags say that float32 holds every accumulator and
         multiplier exactly.
 
-        W x, one plane of x: the second flag also says that the multipliers are powers of two and
-        that float32 holds the value before rounding to a byte, `added` included.
+        W x, one plane of x: the first flag also says that results are below the magic number of
+        float32: adding it keeps them positive, and the bits of positive numbers are ordered as
+        integers. The second flag also says that the multipliers are powers of two and that float32
+        holds the value before rounding to a byte, `added` included.
 
         W x, two planes of x: the first flag says that int32 holds every accumulator and every
         rounded value before the clamp, and float32 every multiplier. With `long_sums`, only the
@@ -250,7 +253,7 @@ class Numbers:
                     # integers in units of min(m, 1)
                     power, below = torch.frexp(m)[0] == 0.5, m.clamp(max=1)
                     most = reach * m.clamp(min=1) + abs(self.added) / below
-                    fits[1] = fits[0] & power & (most <= 1 << 24)
+                    fits = [fits[0] & (reach * m < MAGIC), fits[0] & power & (most <= 1 << 24)]
             found.append(torch.stack([each.all() for each in fits]).to(torch.int32))
         return found[0], found[1]
 

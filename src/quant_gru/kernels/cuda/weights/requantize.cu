@@ -107,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(256)
         const bool power = (bits_of(c.m) & 0xfffffffffffffLL) == 0;
         const double above = c.m > 1 ? c.m : 1, below = c.m > 1 ? 1 : c.m;
         halves = exact && power && reach * above + o.added / below <= 16777216.;
+        exact = exact && (double)reach * c.m < 12582912.;
     }
     if (o.exact_float && !exact) o.exact_float[0] = 0;
     if (o.exact_float && !halves) o.exact_float[1] = 0;

@@ -22,6 +22,14 @@ bool fits_float(const SumNumbers &sum) {
     return true;
 }
 
+// Whether adding the magic number of float32 to a sum of two terms gives a positive number. The
+// bits of positive numbers are ordered as integers.
+bool below_magic(const SumNumbers &sum, double first, double second) {
+    const double most =
+        static_cast<double>(sum.M[0]) * first + static_cast<double>(sum.M[1]) * second;
+    return std::ldexp(most, static_cast<int>(-sum.k)) < 12582912;
+}
+
 bool is_power(const SumNumbers &sum) { return (sum.M[0] & (sum.M[0] - 1)) == 0; }
 
 // The fastest mode for a gate's tables if directions agree, else global memory.
@@ -101,8 +109,12 @@ Form form_of(const CellNumbers &n, const GateTables &tables, bool saturates, boo
             sums.push_back(sum);
             form.powers = form.powers && is_power(*sum);
         }
+    const auto Wx = static_cast<double>(n.Wx.reach()), Rh = static_cast<double>(n.Rh.reach());
+    const double rest = n.rRh.present() ? static_cast<double>(n.rRh.reach()) : plan.product;
     const bool all_fit = std::all_of(sums.begin(), sums.end(),
-                                     [](const SumNumbers *sum) { return fits_float(*sum); });
+                                     [](const SumNumbers *sum) { return fits_float(*sum); }) &&
+                         below_magic(n.sums.z_pre, Wx, Rh) && below_magic(n.sums.r_pre, Wx, Rh) &&
+                         below_magic(n.sums.g_pre, Wx, rest);
     form.rules = rules_of(n);
     form.narrow = plan.narrow && n.rounding != QG_DOUBLE;
     form.weight_bytes = planes_of(n.R.weight_bits);

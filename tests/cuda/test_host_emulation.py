@@ -94,6 +94,16 @@ def test_rules_of_rounding(host, rule, kind):
         assert same(got, expected), f"seed {seed}"
 
 
+@pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16"])
+def test_scales_apart(host, kind):
+    """Scales that do not fit the values: nearly all codes of an operator are its limits or zero."""
+    for seed in range(6):
+        case = random_case(seed, kind, apart=True)
+        expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
+        got = executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, machine=host)
+        assert same(got, expected), f"seed {seed}"
+
+
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
 def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
     """More rows than the small kernel takes, C and H of no tile, unsigned codes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,6 +56,7 @@ def random_qparams(
     scale_kind: str | None = None,
     activation: str | None = None,
     rounding: str = "half_even",
+    reach: Mapping[str, float] = REACH,
 ) -> QParams:
     """Quantizers and tables of a cell, without zoneout; arguments that are given are not drawn."""
     widths, weight_widths = KINDS[kind]
@@ -84,15 +85,15 @@ def random_qparams(
         rounding=rounding,
     )
     quantizers = {}
-    for name, reach in REACH.items():
+    for name, most in reach.items():
         operator = config[name]
         if operator.bitwidth is None:
             continue
         signed = not operator.is_unsigned
         lo, hi = code_limits(operator.bitwidth, signed)
         if rough:
-            reach *= 2.0 ** rng.uniform(-6, 6)
-        exponent = round(torch.tensor(reach / (hi - lo + 1) * 2).log2().item())
+            most *= 2.0 ** rng.uniform(-6, 6)
+        exponent = round(torch.tensor(most / (hi - lo + 1) * 2).log2().item())
         scale = 2.0**exponent
         if config.scale_kind == "free":
             scale = float32(scale * rng.uniform(0.6, 1.4))
@@ -140,11 +141,25 @@ def random_mean(rng: random.Random, C: int) -> InputMean | None:
     return InputMean(tuple(map(float32, found)))
 
 
-def random_case(seed: int, kind: str, rounding: str = "half_even") -> Case:
-    """The same case for the same seed and kind; only its rule of rounding differs."""
+def scales_apart(rng: random.Random) -> dict[str, float]:
+    """Ranges of which one to three are up to 2^26 times as large or as small as the values."""
+    moved = rng.sample(sorted(REACH), rng.randint(1, 3))
+    return {**REACH, **{name: REACH[name] * 2.0 ** rng.randint(-26, 26) for name in moved}}
+
+
+def random_case(seed: int, kind: str, rounding: str = "half_even", apart: bool = False) -> Case:
+    """The same case for the same seed and kind; only its rule of rounding and scales differ.
+
+    Args:
+        seed: Of all that is random.
+        kind: Of `KINDS`.
+        rounding: The rule of rounding.
+        apart: Whether scales do not fit the values, see `scales_apart`.
+    """
     rng = random.Random(f"{seed} {kind}")
     generator = torch.Generator().manual_seed(seed)
-    qparams = random_qparams(rng, kind, rounding=rounding)
+    reach = scales_apart(random.Random(f"{seed} {kind} apart")) if apart else REACH
+    qparams = random_qparams(rng, kind, rounding=rounding, reach=reach)
     # a source of its own: plans stay the same but for their zoneout
     kept = random.Random(f"{seed} {kind} zoneout")
     p = kept.choice((2.0**-15, 0.5, 1.0, kept.random())) if kept.random() < 0.3 else 0.0

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
 from quant_gru.kernels import _native, dispatch
 from quant_gru.kernels.cpu import executor
@@ -39,6 +40,18 @@ def test_random_plans(kind, first, end):
             )
             for ours, theirs in zip(got, expected, strict=True):
                 assert ours.dtype == theirs.dtype
+                assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
+
+
+@pytest.mark.parametrize("kind", SWEEP)
+def test_scales_apart(kind):
+    """Scales that do not fit the values: nearly all codes of an operator are its limits or zero."""
+    for seed in range(12):
+        case = random_case(seed, kind, ROUNDINGS[seed % len(ROUNDINGS)], apart=True)
+        expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
+        for variant in NATIVE:
+            got = executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, variant, 1)
+            for ours, theirs in zip(got, expected, strict=True):
                 assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
 
 

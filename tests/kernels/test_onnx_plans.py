@@ -87,6 +87,14 @@ def test_every_rule_of_rounding(rule, kind):
         assert difference(case, on_codes(case)) == [0, 0], seed
 
 
+@pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "mixed"])
+def test_scales_apart(kind):
+    """Scales that do not fit the values: multipliers of 0, and sums far beyond all limits."""
+    for seed in (0, 1, 2, 3, 4, 14, 30):
+        case = random_case(seed, kind, ROUNDINGS[seed % len(ROUNDINGS)], apart=True)
+        assert difference(case, on_codes(case)) == [0, 0], seed
+
+
 def test_wider_codes_are_those_of_the_plan_or_refused():
     refused = 0
     for seed in range(2000, 2030):

@@ -91,7 +91,7 @@ class IntegerCell:
             return float(rule.factor(at)) if fits else None
 
         of_r = factor("op.rRh", "gate.g_pre", 1)
-        if dense["r"] and of_r is not None:
+        if dense["r"] and of_r:  # a multiplier of 0 leaves nothing to divide by
             units["r"] = of_r
         old, new = (factor(f"op.{n}_contrib", "output.h", i) for i, n in enumerate(("old", "new")))
         # z is in both products, so that its unit must divide them

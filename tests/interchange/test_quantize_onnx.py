@@ -2,6 +2,7 @@
 
 import copy
 import json
+import weakref
 
 import numpy as np
 import onnx
@@ -226,6 +227,26 @@ def test_feeds_in_a_file(tmp_path):
     assert tested.report.feeds == 1
 
 
+def test_feeds_are_not_kept():
+    """A generator may yield more than fits in memory; 16 feeds are copied for the report."""
+    model, feeds = two_grus()
+    given, most = [], 0
+
+    def many():
+        nonlocal most
+        for _ in range(85):
+            feed = {"x": feeds[0]["x"].copy()}
+            given.append(weakref.ref(feed["x"]))
+            yield feed
+            del feed
+            most = max(most, sum(each() is not None for each in given))
+
+    q = quantize_onnx(model, many(), "int8")
+    assert len(given) == 85
+    assert q.report.feeds == 16
+    assert most <= 3
+
+
 def test_the_command(tmp_path):
     model, feeds = two_grus()
     onnx.save(model, tmp_path / "model.onnx")
@@ -307,6 +328,37 @@ def test_a_node_in_a_branch():
     feed["c"] = np.array(False)
     found = run(q.proto, feed)
     assert np.array_equal(found["chosen"], found["outer_Y"])
+
+
+def test_a_node_in_a_loop():
+    graph, inner = Graph(), Graph(1)
+    x = graph.input("x", [T, N, C])
+    inner.gru("state", C, C, "inner", outputs=("Y",))
+    inner.store("shape", np.array([T, N, C]))
+    inner.add("Reshape", ["inner_Y", "shape"], ["after"])
+    inner.add("Identity", ["go_on"], ["goes_on"])
+    graph.stored += inner.stored
+
+    def value(name, kind, shape):
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    state, flag = (TensorProto.FLOAT, [T, N, C]), (TensorProto.BOOL, [])
+    body = helper.make_graph(
+        inner.nodes,
+        "body",
+        [value("i", TensorProto.INT64, []), value("go_on", *flag), value("state", *state)],
+        [value("goes_on", *flag), value("after", *state)],
+    )
+    graph.store("times", np.array(2))
+    graph.store("yes", np.array(True))
+    graph.add("Loop", ["times", "yes", x], ["y"], body=body)
+    graph.output(graph.gru("y", C, H, "outer", outputs=("Y",))[0])
+    model, feed = graph.model(), {"x": graph.normal(T, N, C)}
+    with pytest.raises(QuantGRUError, match="got 'inner' in a branch or loop"):
+        quantize_onnx(model, feed)
+    q = quantize_onnx(model, feed, on_error="keep")
+    assert list(q.grus) == ["outer"]
+    assert q.report.outputs["outer_Y"] > 20
 
 
 def test_a_node_that_cannot_be_quantized():

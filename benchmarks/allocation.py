@@ -48,7 +48,7 @@ from real_streaming_denoiser import StreamingDenoiser
 
 from quant_gru import QuantConfig, allocate_bits, calibrate_model, convert_model
 from quant_gru.analysis.outputs import named_tensors
-from quant_gru.analysis.sizes import sizes_of
+from quant_gru.analysis.sizes import Sizes, sizes_of
 from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
 from quant_gru.whole_models.convert import find_grus
@@ -191,7 +191,7 @@ class Row:
 
     name: str
     bits: int
-    flash: int
+    sizes: Sizes
     uniform: float
     predicted: float
     on_data: float
@@ -211,7 +211,8 @@ def rows(
     """Compare a model at some widths of all operators."""
     found = None
     for bits in uniform_bits:
-        model, flash = uniform(case, bits)
+        model, sizes = uniform(case, bits)
+        flash = sizes.flash
         dB = measured(case, model, case.test)
         if found is None:
             options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
@@ -223,7 +224,7 @@ def rows(
         yield Row(
             name,
             bits,
-            flash,
+            sizes,
             dB,
             best.chosen.predicted,
             best.chosen.measured or math.nan,
@@ -234,11 +235,11 @@ def rows(
         )
 
 
-def uniform(case: Case, bits: int) -> tuple[nn.Module, int]:
-    """A model with one width for all operators, and its bytes of weights and tables."""
+def uniform(case: Case, bits: int) -> tuple[nn.Module, Sizes]:
+    """A model with one width for all operators, and what it takes."""
     model = convert_model(case.model, QuantConfig.uniform(bits, is_symmetric=False))
     calibrate_model(model, case.data, case.forward, progress=False)
-    return model.eval(), sizes_of(find_grus(model).values()).flash
+    return model.eval(), sizes_of(find_grus(model).values())
 
 
 def bound(name: str, case: Case, widths: dict[str, tuple[int, ...]], fit_weights: bool) -> str:
@@ -247,7 +248,8 @@ def bound(name: str, case: Case, widths: dict[str, tuple[int, ...]], fit_weights
     A width is possible if the decibels are reached with all other operators at the widest width;
     the widths of W and R are tried together. This holds as long as a wider operator does no harm.
     """
-    model, flash = uniform(case, 8)
+    model, sizes = uniform(case, 8)
+    flash = sizes.flash
     sqnr = measured(case, model, case.data)
     options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
     found = allocate_bits(case.model, case.data, {"sqnr": sqnr}, widths, **options)
@@ -299,10 +301,11 @@ TITLES = ("model", "bits", "bytes", "uniform dB", "predicted dB", "measured dB",
 
 def cells(row: Row) -> list[str]:
     """A row of the table."""
-    found = [row.name, str(row.bits), f"{row.flash:,}", f"{row.uniform:.1f}"]
+    sizes = row.sizes
+    found = [row.name, str(row.bits), f"{sizes.flash:,}", f"{row.uniform:.1f}"]
     found += [f"{each:.1f}" for each in (row.predicted, row.on_data, row.chosen)]
-    for needed in (row.needed, row.packed):
-        found += [f"{needed:,}", f"{needed / row.flash - 1:+.0%}"]
+    for needed, before in ((row.needed, sizes.flash), (row.packed, sizes.packed)):
+        found += [f"{needed:,}", f"{needed / before - 1:+.0%}"]
     return found
 
 
@@ -356,8 +359,8 @@ def main() -> None:
     for bits in options.bits:
         own = [row for row in found if row.bits == bits]
         gains = statistics.fmean(row.chosen - row.uniform for row in own)
-        saved = statistics.fmean(1 - row.needed / row.flash for row in own)
-        packed = statistics.fmean(1 - row.packed / row.flash for row in own)
+        saved = statistics.fmean(1 - row.needed / row.sizes.flash for row in own)
+        packed = statistics.fmean(1 - row.packed / row.sizes.packed for row in own)
         front = [each for row in own for each in row.off]
         off = [abs(row.predicted - row.on_data) for row in own]
         print(

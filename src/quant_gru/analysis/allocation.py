@@ -38,6 +38,7 @@ from quant_gru.config.operators import suggest
 from quant_gru.config.shown import html_table
 from quant_gru.errors import ConfigError, QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.integer.qparams import PRE_ACTIVATION
+from quant_gru.kernel_runtime.byte_sizes import bytes_of
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.whole_models.convert import find_grus
 from quant_gru.whole_models.selection import ModelConfig
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Patterns = Iterable["str | Iterable[str]"]
+Budget = Mapping[str, "float | str"] | float | str
 Widths = Iterable[int] | Mapping[str, Iterable[int]]
 
 WIDTHS = (4, 8, 16)
@@ -112,9 +114,7 @@ class Allocation(Plotted):
     budget: dict[str, float]
     _problem: _Problem = field(repr=False)
 
-    def with_budget(
-        self, budget: Mapping[str, float] | float, *, test: Any = None, progress: bool = True
-    ) -> Allocation:
+    def with_budget(self, budget: Budget, *, test: Any = None, progress: bool = True) -> Allocation:
         """Choose again for another budget, from the same costs of the operators.
 
         Args:
@@ -224,7 +224,7 @@ class Allocation(Plotted):
 def allocate_bits(
     model: torch.nn.Module,
     data: Any,
-    budget: Mapping[str, float] | float,
+    budget: Budget,
     widths: Widths = WIDTHS,
     *,
     groups: Patterns = (),
@@ -248,13 +248,13 @@ def allocate_bits(
         model: A float model, or one with QuantGRUs, whose configurations then give the kinds of the
             operators; their fused products stay fused. It does not change.
         data: Batches as for `calibrate_model`; a tensor is one batch.
-        budget: The most of one or several of 'flash' (bytes of weights, biases and tables in C
-            source, where codes of up to 4 bits share bytes), 'packed' (the same where codes of any
-            width share bytes, as in the file of a frozen GRU), 'state' (bytes of the states of a
-            sequence), 'activations' (bytes of all codes of a step) and 'bits' (average of weights
+        budget: The most of one or several of 'flash' (bytes of all constants in C source, as
+            `export_c` counts them), 'packed' (bytes of weights, biases and tables where codes of
+            any width share bytes, as in the file of a frozen GRU), 'state' (bytes of the states of
+            a sequence), 'activations' (bytes of all codes of a step) and 'bits' (average of weights
             and biases); or the least 'sqnr' in dB, which then takes as few bytes of flash as
-            possible, or packed ones if 'packed' is named, with math.inf if it has no limit. A
-            number is a budget of flash.
+            possible, or packed ones if 'packed' is named, with math.inf if it has no limit. Bytes
+            may be a text such as "60 kB". A number, or such a text, is a budget of flash.
         widths: Widths to choose from; or operator or pattern -> those of its operators, all others
             having 4, 8 and 16.
         groups: Operators that share one width, on hardware with one width for them: names, patterns
@@ -586,20 +586,25 @@ class _Part:
     choices: tuple[tuple[int, ...], ...]
 
 
-def _budget(budget: Mapping[str, float] | float) -> dict[str, float]:
+def _budget(budget: Budget) -> dict[str, float]:
     """Return the limits by name."""
     known = [*COSTS, "sqnr"]
     given = dict(budget) if isinstance(budget, Mapping) else {"flash": budget}
     if not given:
         raise QuantGRUError(f"Expected a budget of {', '.join(known)}, got an empty one")
+    found: dict[str, float] = {}
     for name, value in given.items():
         if name not in known:
             raise QuantGRUError(
                 f"Expected a budget of a known kind, got {name!r}; {suggest(name, known)}"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise QuantGRUError(f"Expected a budget to be a number, got {value!r} ({name!r})")
-    return given
+        is_size = name not in ("bits", "sqnr")
+        limit = bytes_of(value) if is_size and isinstance(value, str) else value
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or math.isnan(limit):
+            rule = "bytes: a number, or a text such as '60 kB'" if is_size else "a number"
+            raise QuantGRUError(f"Expected a budget to be {rule}, got {value!r} ({name!r})")
+        found[name] = limit
+    return found
 
 
 def _bytes_of(budget: Mapping[str, float]) -> str:

@@ -66,7 +66,8 @@ COSTS: dict[str, Callable[[Sizes], float]] = {
 _POINTS = 12
 _MOST_CHOICES = 100_000
 _OPERANDS = {"weight.W": "input.x", "weight.R": "output.h"}
-_X_TITLE, _Y_TITLE = "bytes of weights and tables", "dB at the output"
+_X_TITLES = {"flash": "bytes of constants in C source", "packed": "packed bytes"}
+_Y_TITLE = "dB at the output"
 # Beyond this many decibels between prediction and measurement a warning says so.
 _FAR = 1.0
 # Up to this many, costs are good enough; otherwise they are measured again, at most so many times.
@@ -132,7 +133,7 @@ class Allocation(Plotted):
         limits = ", ".join(f"{name} {value:g}" for name, value in self.budget.items())
         lines = [
             f"budget: {limits}",
-            f"{sizes.flash:,} bytes of weights and tables ({sizes.packed:,} packed), "
+            f"{sizes.flash:,} bytes of constants in C source ({sizes.packed:,} packed), "
             f"{sizes.state:,} of states, {sizes.activations:,} of codes of a step, "
             f"{sizes.average_bits:.3g} bits a weight",
             f"predicted {text_of(chosen.predicted)} dB, measured {_text(chosen.measured)} dB; "
@@ -166,11 +167,11 @@ class Allocation(Plotted):
 
     def to_svg(self) -> str:
         """Return the front as a picture: dB against bytes, predicted and measured."""
-        return chart(self._lines(), _X_TITLE, _Y_TITLE, logarithmic=True)
+        return chart(self._lines(), _X_TITLES[_bytes_of(self.budget)], _Y_TITLE, logarithmic=True)
 
     def _figure(self) -> Figure:
         """Draw the front, dB against bytes, predicted and measured."""
-        return lines_figure(self._lines(), _X_TITLE, _Y_TITLE)
+        return lines_figure(self._lines(), _X_TITLES[_bytes_of(self.budget)], _Y_TITLE)
 
     def _lines(self) -> list[Line]:
         size = COSTS[_bytes_of(self.budget)]
@@ -460,7 +461,7 @@ class _Problem:
         return replace(found, sizes=self.sizes)
 
     def narrow(self, widths: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-        """Return widths with the narrowest ones where they take no bytes of weights and tables."""
+        """Return widths with the narrowest ones where they are neither weights nor tables."""
         found = {module: dict(own) for module, own in widths.items()}
         for part in self.parts:
             name = part.operators[0]

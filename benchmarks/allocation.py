@@ -1,7 +1,7 @@
 """Widths chosen by `allocate_bits` against uniform widths, on tasks, published and random models.
 
     python benchmarks/allocation.py --data FOLDER [--cases NAME ..] [--fit-weights] [--widths ..]
-    python benchmarks/allocation.py --only-fit 4 3 [--cases NAME ..]
+    python benchmarks/allocation.py --only-fit 4/8 4/16 [--cases NAME ..]
     python benchmarks/allocation.py --bound [--fit-weights] [--widths ..] [--cases NAME ..]
 
 For each model: the bytes of weights and tables and the decibels at the outputs with 8 bits (and
@@ -10,7 +10,8 @@ predicted and measured; and the bytes that it needs for as many decibels: those 
 those of a file, where weights of any width have no gaps (`packed`). Widths are 4, 8 and 16, of
 gates 4 to 8 and 16, of weights 2 to 8 and 16. `on other data` is data that neither calibration nor
 the choice has seen. `--bound` prints how many bytes any widths need at least for as many decibels
-as 8 bits, without adding errors up.
+as 8 bits, without adding errors up. `--only-fit` has the decibels of published models with weights
+of W bits and others of A bits; of tasks their loss, and the share that fitted codes win back.
 
 FOLDER holds spoken_digits.npz and tinyshakespeare.txt; `--share 0.1` trains a tenth of the steps.
 `--models FOLDER` keeps what is trained for a further call.
@@ -48,7 +49,7 @@ from real_streaming_denoiser import StreamingDenoiser
 
 from quant_gru import QuantConfig, allocate_bits, calibrate_model, convert_model
 from quant_gru.analysis.outputs import named_tensors
-from quant_gru.analysis.sizes import sizes_of
+from quant_gru.analysis.sizes import Sizes, sizes_of
 from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
 from quant_gru.whole_models.convert import find_grus
@@ -66,6 +67,7 @@ class Case:
     data: list[Any]
     test: list[Any]
     forward: Forward | None = None
+    task: common.Task | None = None
 
 
 def several(model: nn.Module, batch: Any) -> Any:
@@ -85,7 +87,7 @@ def task_case(task: common.Task, steps: int, batch: Callable[[slice], Any]) -> C
         if file is not None:
             torch.save(model.state_dict(), file)
     model.eval()
-    return Case(model, [batch(slice(0, 128))], [batch(slice(128, 256))], several)
+    return Case(model, [batch(slice(0, 128))], [batch(slice(128, 256))], several, task)
 
 
 def digits(folder: Path, share: float) -> Case:
@@ -103,6 +105,7 @@ def characters(folder: Path, share: float) -> Case:
     """Characters."""
     text = folder / "tinyshakespeare.txt"
     task = character_model.CharacterModel(text, torch.device("cpu"), 256, 100)
+    task.test = tuple(each[:, :256] for each in task.test)
 
     def batch(which: slice) -> Any:
         windows = task.train[torch.arange(256)[which] * 1009 % task.train_size, :-1]
@@ -191,7 +194,7 @@ class Row:
 
     name: str
     bits: int
-    flash: int
+    sizes: Sizes
     uniform: float
     predicted: float
     on_data: float
@@ -211,7 +214,8 @@ def rows(
     """Compare a model at some widths of all operators."""
     found = None
     for bits in uniform_bits:
-        model, flash = uniform(case, bits)
+        model, sizes = uniform(case, bits)
+        flash = sizes.flash
         dB = measured(case, model, case.test)
         if found is None:
             options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
@@ -223,7 +227,7 @@ def rows(
         yield Row(
             name,
             bits,
-            flash,
+            sizes,
             dB,
             best.chosen.predicted,
             best.chosen.measured or math.nan,
@@ -234,11 +238,11 @@ def rows(
         )
 
 
-def uniform(case: Case, bits: int) -> tuple[nn.Module, int]:
-    """A model with one width for all operators, and its bytes of weights and tables."""
+def uniform(case: Case, bits: int) -> tuple[nn.Module, Sizes]:
+    """A model with one width for all operators, and what it takes."""
     model = convert_model(case.model, QuantConfig.uniform(bits, is_symmetric=False))
     calibrate_model(model, case.data, case.forward, progress=False)
-    return model.eval(), sizes_of(find_grus(model).values()).flash
+    return model.eval(), sizes_of(find_grus(model).values())
 
 
 def bound(name: str, case: Case, widths: dict[str, tuple[int, ...]], fit_weights: bool) -> str:
@@ -247,7 +251,8 @@ def bound(name: str, case: Case, widths: dict[str, tuple[int, ...]], fit_weights
     A width is possible if the decibels are reached with all other operators at the widest width;
     the widths of W and R are tried together. This holds as long as a wider operator does no harm.
     """
-    model, flash = uniform(case, 8)
+    model, sizes = uniform(case, 8)
+    flash = sizes.flash
     sqnr = measured(case, model, case.data)
     options = {"forward_fn": case.forward, "fit_weights": fit_weights, "progress": False}
     found = allocate_bits(case.model, case.data, {"sqnr": sqnr}, widths, **options)
@@ -281,17 +286,36 @@ def bound(name: str, case: Case, widths: dict[str, tuple[int, ...]], fit_weights
     )
 
 
-def fitted(name: str, case: Case, bits: int) -> str:
-    """Decibels on other data with weights of few bits, others of 16: nearest and fitted codes."""
-    found = []
+def fitted(name: str, case: Case, bits: int, others: int) -> str:
+    """Weights of few bits, nearest and fitted codes, on other data: decibels, or a task's loss."""
+    task, data, forward = case.task, case.data, case.forward
+    if task is not None:  # the batches that the examples calibrate with
+        drawn = common.batches(task.train_size, task.batch_size, 0)
+        data = list(itertools.islice(drawn, common.CALIBRATION_BATCHES))
+        forward = task.loss
+    found = [] if task is None else [loss(task, case.model)]
     for fit in (False, True):
-        config = QuantConfig.int16()
+        config = QuantConfig.uniform(others, is_symmetric=False)
         for each in ("W", "R"):
             config = config.replace(each, bitwidth=bits)
         model = convert_model(case.model, config)
-        calibrate_model(model, case.data, case.forward, progress=False, fit_weights=fit)
-        found.append(measured(case, model.eval(), case.test))
-    return f"| {name} | {bits}/16 | {found[0]:.1f} | {found[1]:.1f} |"
+        calibrate_model(model, data, forward, progress=False, fit_weights=fit)
+        model.eval()
+        found.append(measured(case, model, case.test) if task is None else loss(task, model))
+    if task is None:
+        return f"| {name} | {bits}/{others} | | {found[0]:.1f} dB | {found[1]:.1f} dB | |"
+    real, nearest, of_fitted = found
+    figures = " | ".join(f"{each:.4g}" for each in (real, nearest, of_fitted))
+    return (
+        f"| {name} | {bits}/{others} | {figures} | {(nearest - of_fitted) / (nearest - real):.1%} |"
+    )
+
+
+@torch.no_grad()
+def loss(task: common.Task, model: nn.Module) -> float:
+    """The task's loss on its test data."""
+    *sums, count = task.score(model, torch.arange(task.test_size))
+    return float(next(iter(task.report([each / count for each in sums]).values())))
 
 
 TITLES = ("model", "bits", "bytes", "uniform dB", "predicted dB", "measured dB", "on other data dB")
@@ -299,10 +323,11 @@ TITLES = ("model", "bits", "bytes", "uniform dB", "predicted dB", "measured dB",
 
 def cells(row: Row) -> list[str]:
     """A row of the table."""
-    found = [row.name, str(row.bits), f"{row.flash:,}", f"{row.uniform:.1f}"]
+    sizes = row.sizes
+    found = [row.name, str(row.bits), f"{sizes.flash:,}", f"{row.uniform:.1f}"]
     found += [f"{each:.1f}" for each in (row.predicted, row.on_data, row.chosen)]
-    for needed in (row.needed, row.packed):
-        found += [f"{needed:,}", f"{needed / row.flash - 1:+.0%}"]
+    for needed, before in ((row.needed, sizes.flash), (row.packed, sizes.packed)):
+        found += [f"{needed:,}", f"{needed / before - 1:+.0%}"]
     return found
 
 
@@ -317,7 +342,7 @@ def main() -> None:
         "--widths", nargs="+", default=WIDTHS, metavar="PATTERN=N,N,..", help="to choose from"
     )
     parser.add_argument(
-        "--only-fit", nargs="+", type=int, metavar="BITS", help="only nearest against fitted codes"
+        "--only-fit", nargs="+", metavar="W/A", help="only nearest against fitted codes"
     )
     parser.add_argument("--bits", nargs="+", type=int, default=[4, 8], help="uniform widths")
     parser.add_argument("--bound", action="store_true", help="the fewest bytes that may be enough")
@@ -327,11 +352,12 @@ def main() -> None:
     KEPT = options.models
     warnings.simplefilter("ignore")
     if options.only_fit:
-        print("| model | weights/others | nearest dB | fitted dB |\n|---|---|---:|---:|")
+        print("| model | weights/others | float | nearest | fitted | won back |")
+        print("|---|---|" + "---:|" * 4)
         for name in options.cases:
             case = CASES[name](options.data, options.share)
-            for bits in options.only_fit:
-                print(fitted(name, case, bits), flush=True)
+            for bits, others in (each.split("/") for each in options.only_fit):
+                print(fitted(name, case, int(bits), int(others)), flush=True)
         return
     widths = {
         pattern: tuple(map(int, found.split(",")))
@@ -356,8 +382,8 @@ def main() -> None:
     for bits in options.bits:
         own = [row for row in found if row.bits == bits]
         gains = statistics.fmean(row.chosen - row.uniform for row in own)
-        saved = statistics.fmean(1 - row.needed / row.flash for row in own)
-        packed = statistics.fmean(1 - row.packed / row.flash for row in own)
+        saved = statistics.fmean(1 - row.needed / row.sizes.flash for row in own)
+        packed = statistics.fmean(1 - row.packed / row.sizes.packed for row in own)
         front = [each for row in own for each in row.off]
         off = [abs(row.predicted - row.on_data) for row in own]
         print(

@@ -42,7 +42,7 @@ def decibels(model, quantized, x):
 
 @pytest.fixture(scope="module")
 def allocation():
-    return allocate_bits(small_gru(), DATA, {"flash": 800}, progress=False)
+    return allocate_bits(small_gru(), DATA, {"flash": 1200}, progress=False)
 
 
 # --- the front
@@ -120,7 +120,8 @@ def test_sizes_are_those_of_the_plan(options):
     cells = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
     plans = [cell for layer in gru._plan().cells for cell in layer]
     tables = [table for cell in plans for table in cell.frozen.tables.values()]
-    assert sizes.flash == numbers + sum(map(bytes_of_table, tables))
+    assert sizes.packed == numbers + sum(map(bytes_of_table, tables))
+    assert sizes.tables == cells * 3 * 256
     assert (sizes.numbers, sizes.bits, sizes.average_bits) == (numbers, 8 * numbers, 8.0)
     assert sizes.state == 8 * cells
     inputs = sum(
@@ -140,22 +141,41 @@ def test_weights_of_any_width_are_packed_without_gaps_as_in_a_file():
     assert parts == {"W_l0": 120 * 5 // 8, "R_l0": 192 * 3 // 8}
     tables = sum(bytes_of_table(table) for table in gru._plan().cells[0][0].frozen.tables.values())
     assert sizes.packed == sum(parts.values()) + 2 * 24 + tables
-    assert sizes.flash == 120 + 192 * 4 // 8 + 2 * 24 + tables
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 6])
-def test_flash_is_what_weights_take_in_c_source(bits, tmp_path):
-    """Multipliers and biases of a row may differ, by up to 8 bytes."""
-    torch.manual_seed(0)
-    gru, found = torch.nn.GRU(128, 32), []
-    data = torch.randn(40, 6, 128, generator=torch.Generator().manual_seed(1))
-    for each in (8, bits):
-        config = QuantConfig.int8().replace("W", bitwidth=each).replace("R", bitwidth=each)
-        quantized = calibrate_model(convert_model(gru, config), [data], progress=False)
-        source = quantized.export_c(tmp_path / str(each), "gru")
-        found.append((source.flash_bytes, sizes_of([quantized]).flash))
-    (wide, wide_size), (narrow, size) = found
-    assert wide - narrow == pytest.approx(wide_size - size, abs=8 * 2 * 96)
+@pytest.mark.filterwarnings("ignore:one signed bit")
+@pytest.mark.parametrize("preset", ["int8", "int8_wide", "w8a16", "int16"])
+@pytest.mark.parametrize("bits", [1, 2, 3, 6, 16])
+def test_flash_is_what_c_source_takes(preset, bits, tmp_path):
+    config = getattr(QuantConfig, preset)().replace("W", bitwidth=bits)
+    quantized = calibrate_model(convert_model(small_gru(), config), [DATA], progress=False)
+    source, sizes = quantized.export_c(tmp_path, "gru"), sizes_of([quantized])
+    assert (sizes.flash, sizes.tables) == (source.flash_bytes, source.table_bytes)
+
+
+@pytest.mark.parametrize(
+    ("widths", "changes"),
+    [
+        ((4, 8, 16), {}),
+        ({"*": (8, 16), "W": (1, 2, 3, 5), "gate.*": (5, 7, 8, 12)}, {}),
+        ((8, 16), {"scale_kind": "free"}),
+        ((8, 16), {"rounding": "double"}),
+        ({"*": (8,), "x": (8, 24)}, {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:one signed bit")
+def test_no_allocation_takes_more_than_was_counted(widths, changes):
+    """The form of weights in C source may depend on other widths, so that it is at most this."""
+    config = QuantConfig.int16().replace_globals(**changes)
+    found = allocate_bits(small_gru(), DATA, 1 << 20, widths, config=config, progress=False)
+    problem = found._problem
+    every, _ = problem.front({"flash": math.inf})
+    for at in range(0, len(every.errors), max(len(every.errors) // 8, 1)):
+        problem.measure(problem.widths(every, at))
+        taken = sizes_of(problem.trials.grus.values()).flash
+        assert taken <= every.costs[at, 0]
+        if "x" not in widths:
+            assert taken == every.costs[at, 0]
 
 
 # --- the choice
@@ -163,7 +183,7 @@ def test_flash_is_what_weights_take_in_c_source(bits, tmp_path):
 
 def test_the_budget_is_kept_and_what_is_said_is_so(allocation):
     gru, chosen = small_gru(), allocation.chosen
-    assert chosen.sizes.flash <= 800
+    assert chosen.sizes.flash <= 1200
     assert sizes_of(find_grus(allocation.model).values()) == chosen.sizes
     assert decibels(gru, allocation.model, DATA) == pytest.approx(chosen.measured, abs=1e-5)
     assert abs(chosen.predicted - chosen.measured) < 1
@@ -211,7 +231,7 @@ def test_predictions_are_finite_where_each_operator_alone_takes_away_most_of_the
 
 def test_all_predictions_are_finite_at_few_bits():
     for widths in ((1, 4), (2, 3, 4)):
-        found = allocate_bits(small_gru(), DATA, 1200, widths, progress=False)
+        found = allocate_bits(small_gru(), DATA, 1500, widths, progress=False)
         assert all(math.isfinite(point.predicted) for point in found.front)
         assert abs(found.chosen.predicted - found.chosen.measured) <= 0.5
 
@@ -332,13 +352,20 @@ def test_measured_on_other_data():
     )
 
 
+def test_bytes_may_be_a_text(allocation):
+    found = allocation.with_budget({"flash": "1.5 kB", "state": "1 KiB"}, progress=False)
+    assert found.budget == {"flash": 1500, "state": 1024}
+    assert allocation.with_budget("1.5 kB", progress=False).chosen == found.chosen
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"budget": {}}, "Expected a budget of flash"),
         ({"budget": {"flesh": 1}}, "did you mean 'flash'"),
-        ({"budget": {"flash": "1 kB"}}, "Expected a budget to be a number, got '1 kB'"),
-        ({"budget": math.nan}, "Expected a budget to be a number, got nan"),
+        ({"budget": {"flash": "1 kb"}}, "a number, or a text such as '60 kB', got '1 kb'"),
+        ({"budget": {"sqnr": "1 kB"}}, "Expected a budget to be a number, got '1 kB' .'sqnr'"),
+        ({"budget": math.nan}, "Expected a budget to be bytes: a number, or a text .* got nan"),
         ({"budget": 100}, "the least of each is flash"),
         ({"budget": {"sqnr": 200}}, "Expected widths that reach 200 dB"),
         ({"budget": 800, "widths": ()}, "Expected widths to choose from"),

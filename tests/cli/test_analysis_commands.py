@@ -131,4 +131,5 @@ def test_bad_sources(source: str, name: str, text: str) -> None:
 def test_bad_budgets(source: str) -> None:
     assert "Expected one of --flash" in run("tune", f"{source}:load").stderr
     assert "like 4,8,16" in run("tune", f"{source}:load", "--flash", 1, "--widths", "4;8").stderr
-    assert "the least of each" in run("tune", f"{source}:load", "--flash", 1).stderr
+    assert "the least of each" in run("tune", f"{source}:load", "--flash", "0.1 kB").stderr
+    assert "such as '60 kB', got '1 kb'" in run("tune", f"{source}:load", "--flash", "1 kb").stderr

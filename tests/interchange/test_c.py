@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.c.numbers import Sum, in_words, sum_of
+from quant_gru.interchange.c.text import SIZES
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +39,13 @@ def selftest(directory, name, *flags):
     ).stdout
 
 
+def bytes_of_arrays(source):
+    """The bytes of the constant arrays of all cells, as the compiler sees them."""
+    text = subprocess.run([GCC, "-E", source], check=True, capture_output=True, text=True).stdout
+    arrays = re.findall(r"static const (u?int\d+_t) net_l\w+\[(\d+)\] =", text)
+    return sum(SIZES[ctype] * int(count) for ctype, count in arrays)
+
+
 @needs_gcc
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_plans(kind, tmp_path):
@@ -46,6 +55,7 @@ def test_random_plans(kind, tmp_path):
         said = selftest(report.directory, "net", *SANITIZED)
         assert said.startswith("net: equal (")
         assert said.endswith(f", {report.ram_bytes} bytes of state\n")
+        assert report.flash_bytes == bytes_of_arrays(report.directory / "net.c")
 
 
 @needs_gcc

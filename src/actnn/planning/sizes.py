@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from actnn.errors import ActNNError
-
-_UNITS = {
-    "B": 1,
-    **{f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("kMGT")},
-    **{f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")},
-}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(" + "|".join(_UNITS) + ")")
+from quant_gru.kernel_runtime.byte_sizes import bytes_of
 
 
 def parse_bytes(size: float | str, what: str = "size") -> int:
@@ -28,13 +20,13 @@ def parse_bytes(size: float | str, what: str = "size") -> int:
     if isinstance(size, (int, float)) and not isinstance(size, bool) and size == size // 1:
         found = int(size)
     else:
-        match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-        if match is None:
+        read = bytes_of(size) if isinstance(size, str) else None
+        if read is None:
             raise ActNNError(
                 f'Expected {what} to be bytes (an int) or a text such as "6 GiB" or "500 MB", '
                 f"got {size!r}"
             )
-        found = round(float(match[1]) * _UNITS[match[2]])
+        found = read
     if found <= 0:
         raise ActNNError(f"Expected {what} to be positive, got {size!r}")
     return found

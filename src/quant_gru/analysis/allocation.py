@@ -20,7 +20,14 @@ import torch
 from quant_gru.analysis.charts import Line, chart
 from quant_gru.analysis.figures import Plotted, lines_figure
 from quant_gru.analysis.fronts import Block, Front, front
-from quant_gru.analysis.sizes import Sizes, counts, operator_sizes, sizes_of, table_sizes
+from quant_gru.analysis.sizes import (
+    Sizes,
+    counts,
+    matrix_sizes,
+    operator_sizes,
+    sizes_of,
+    table_sizes,
+)
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
 from quant_gru.analysis.tables import text_table
 from quant_gru.analysis.trials import BASE, Forward, Place, Trials, check_width, with_widths
@@ -31,6 +38,7 @@ from quant_gru.config.operators import suggest
 from quant_gru.config.shown import html_table
 from quant_gru.errors import ConfigError, QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.integer.qparams import PRE_ACTIVATION
+from quant_gru.kernel_runtime.byte_sizes import bytes_of
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.whole_models.convert import find_grus
 from quant_gru.whole_models.selection import ModelConfig
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Patterns = Iterable["str | Iterable[str]"]
+Budget = Mapping[str, "float | str"] | float | str
 Widths = Iterable[int] | Mapping[str, Iterable[int]]
 
 WIDTHS = (4, 8, 16)
@@ -56,7 +65,9 @@ COSTS: dict[str, Callable[[Sizes], float]] = {
 # Points of the front that are measured, and choices of operators whose widths depend on each other.
 _POINTS = 12
 _MOST_CHOICES = 100_000
-_X_TITLE, _Y_TITLE = "bytes of weights and tables", "dB at the output"
+_OPERANDS = {"weight.W": "input.x", "weight.R": "output.h"}
+_X_TITLES = {"flash": "bytes of constants in C source", "packed": "packed bytes"}
+_Y_TITLE = "dB at the output"
 # Beyond this many decibels between prediction and measurement a warning says so.
 _FAR = 1.0
 # Up to this many, costs are good enough; otherwise they are measured again, at most so many times.
@@ -104,9 +115,7 @@ class Allocation(Plotted):
     budget: dict[str, float]
     _problem: _Problem = field(repr=False)
 
-    def with_budget(
-        self, budget: Mapping[str, float] | float, *, test: Any = None, progress: bool = True
-    ) -> Allocation:
+    def with_budget(self, budget: Budget, *, test: Any = None, progress: bool = True) -> Allocation:
         """Choose again for another budget, from the same costs of the operators.
 
         Args:
@@ -124,7 +133,7 @@ class Allocation(Plotted):
         limits = ", ".join(f"{name} {value:g}" for name, value in self.budget.items())
         lines = [
             f"budget: {limits}",
-            f"{sizes.flash:,} bytes of weights and tables ({sizes.packed:,} packed), "
+            f"{sizes.flash:,} bytes of constants in C source ({sizes.packed:,} packed), "
             f"{sizes.state:,} of states, {sizes.activations:,} of codes of a step, "
             f"{sizes.average_bits:.3g} bits a weight",
             f"predicted {text_of(chosen.predicted)} dB, measured {_text(chosen.measured)} dB; "
@@ -158,11 +167,11 @@ class Allocation(Plotted):
 
     def to_svg(self) -> str:
         """Return the front as a picture: dB against bytes, predicted and measured."""
-        return chart(self._lines(), _X_TITLE, _Y_TITLE, logarithmic=True)
+        return chart(self._lines(), _X_TITLES[_bytes_of(self.budget)], _Y_TITLE, logarithmic=True)
 
     def _figure(self) -> Figure:
         """Draw the front, dB against bytes, predicted and measured."""
-        return lines_figure(self._lines(), _X_TITLE, _Y_TITLE)
+        return lines_figure(self._lines(), _X_TITLES[_bytes_of(self.budget)], _Y_TITLE)
 
     def _lines(self) -> list[Line]:
         size = COSTS[_bytes_of(self.budget)]
@@ -216,7 +225,7 @@ class Allocation(Plotted):
 def allocate_bits(
     model: torch.nn.Module,
     data: Any,
-    budget: Mapping[str, float] | float,
+    budget: Budget,
     widths: Widths = WIDTHS,
     *,
     groups: Patterns = (),
@@ -240,13 +249,13 @@ def allocate_bits(
         model: A float model, or one with QuantGRUs, whose configurations then give the kinds of the
             operators; their fused products stay fused. It does not change.
         data: Batches as for `calibrate_model`; a tensor is one batch.
-        budget: The most of one or several of 'flash' (bytes of weights, biases and tables in C
-            source, where codes of up to 4 bits share bytes), 'packed' (the same where codes of any
-            width share bytes, as in the file of a frozen GRU), 'state' (bytes of the states of a
-            sequence), 'activations' (bytes of all codes of a step) and 'bits' (average of weights
+        budget: The most of one or several of 'flash' (bytes of all constants in C source, as
+            `export_c` counts them), 'packed' (bytes of weights, biases and tables where codes of
+            any width share bytes, as in the file of a frozen GRU), 'state' (bytes of the states of
+            a sequence), 'activations' (bytes of all codes of a step) and 'bits' (average of weights
             and biases); or the least 'sqnr' in dB, which then takes as few bytes of flash as
-            possible, or packed ones if 'packed' is named, with math.inf if it has no limit. A
-            number is a budget of flash.
+            possible, or packed ones if 'packed' is named, with math.inf if it has no limit. Bytes
+            may be a text such as "60 kB". A number, or such a text, is a budget of flash.
         widths: Widths to choose from; or operator or pattern -> those of its operators, all others
             having 4, 8 and 16.
         groups: Operators that share one width, on hardware with one width for them: names, patterns
@@ -416,6 +425,7 @@ class _Problem:
         lowest: The error with all the widest widths.
         least: The error with the widths around which costs are measured: all the widest at first.
         errors: GRU, operator, width -> what it adds to the error, in all cells at once.
+        sizes: Part, choice -> what it takes, as far as it is known.
     """
 
     trials: Trials
@@ -424,6 +434,7 @@ class _Problem:
     lowest: float
     least: float
     errors: Mapping[tuple[str, str, int], float]
+    sizes: dict[tuple[_Part, tuple[int, ...]], Sizes] = field(default_factory=dict)
 
     @classmethod
     def measured(
@@ -446,10 +457,11 @@ class _Problem:
     def around(self, widths: Mapping[str, Mapping[str, int]], progress: bool) -> _Problem:
         """Measure again around these widths."""
         trials, parts, base = self.trials, self.parts, self.base
-        return self.measured(trials, parts, base, widths, progress, self.lowest)
+        found = self.measured(trials, parts, base, widths, progress, self.lowest)
+        return replace(found, sizes=self.sizes)
 
     def narrow(self, widths: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-        """Return widths with the narrowest ones where they take no bytes of weights and tables."""
+        """Return widths with the narrowest ones where they are neither weights nor tables."""
         found = {module: dict(own) for module, own in widths.items()}
         for part in self.parts:
             name = part.operators[0]
@@ -497,23 +509,41 @@ class _Problem:
 
     def block(self, part: _Part, kinds: Sequence[str]) -> Block:
         """Return the costs and errors of the choices of a part."""
-        gru = self.trials.grus[part.module]
         costs, added = [], []
         for choice in part.choices:
             bits = dict(zip(part.operators, choice, strict=True))
-            sizes = Sizes()
-            for layer in range(gru.num_layers):
-                number = counts(gru, layer)
-                for direction in range(_directions(gru)):
-                    for name, each in bits.items():
-                        sizes += operator_sizes(name, number[name], each)
-                    for out, pre in PRE_ACTIVATION.items():
-                        if out in bits:
-                            place = Place(part.module, layer, direction == 1, out)
-                            sizes += table_sizes(self.trials.table(place, bits[pre], bits[out]))
-            costs.append([COSTS[kind](sizes) for kind in kinds])
+            if (part, choice) not in self.sizes:
+                self.sizes[part, choice] = self._sizes(part.module, bits)
+            costs.append([COSTS[kind](self.sizes[part, choice]) for kind in kinds])
             added.append(sum(self.errors[part.module, name, each] for name, each in bits.items()))
         return Block(np.array(costs, dtype=np.float64), np.array(added, dtype=np.float64))
+
+    def _sizes(self, module: str, bits: Mapping[str, int]) -> Sizes:
+        """Return what operators of a GRU take: in all layers and directions."""
+        gru, sizes = self.trials.grus[module], Sizes()
+        for layer in range(gru.num_layers):
+            number = counts(gru, layer)
+            for reverse in (False, True)[: _directions(gru)]:
+                for name, each in bits.items():
+                    sizes += operator_sizes(name, number[name], each)
+                    place = Place(module, layer, reverse, name)
+                    if name in _OPERANDS:  # its form may depend on the width of the operand
+                        widths = {name: each, _OPERANDS[name]: self._widest(module, name)}
+                        sizes += matrix_sizes(name, self.trials.plan(place.cell, widths))
+                    elif name in PRE_ACTIVATION:
+                        pre = bits[PRE_ACTIVATION[name]]
+                        sizes += table_sizes(*self.trials.table(place, pre, each))
+        return sizes
+
+    def _widest(self, module: str, weight: str) -> int:
+        """Return the widest choice for the operand of a matrix."""
+        operand = _OPERANDS[weight]
+        return max(
+            choice[part.operators.index(operand)]
+            for part in self.parts
+            if part.module == module and operand in part.operators
+            for choice in part.choices
+        )
 
     def predicted(self, widths: Mapping[str, Mapping[str, int]]) -> float:
         """Return the predicted decibels of widths; operators without one keep theirs."""
@@ -557,20 +587,25 @@ class _Part:
     choices: tuple[tuple[int, ...], ...]
 
 
-def _budget(budget: Mapping[str, float] | float) -> dict[str, float]:
+def _budget(budget: Budget) -> dict[str, float]:
     """Return the limits by name."""
     known = [*COSTS, "sqnr"]
     given = dict(budget) if isinstance(budget, Mapping) else {"flash": budget}
     if not given:
         raise QuantGRUError(f"Expected a budget of {', '.join(known)}, got an empty one")
+    found: dict[str, float] = {}
     for name, value in given.items():
         if name not in known:
             raise QuantGRUError(
                 f"Expected a budget of a known kind, got {name!r}; {suggest(name, known)}"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise QuantGRUError(f"Expected a budget to be a number, got {value!r} ({name!r})")
-    return given
+        is_size = name not in ("bits", "sqnr")
+        limit = bytes_of(value) if is_size and isinstance(value, str) else value
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or math.isnan(limit):
+            rule = "bytes: a number, or a text such as '60 kB'" if is_size else "a number"
+            raise QuantGRUError(f"Expected a budget to be {rule}, got {value!r} ({name!r})")
+        found[name] = limit
+    return found
 
 
 def _bytes_of(budget: Mapping[str, float]) -> str:

@@ -36,7 +36,6 @@ from quant_gru.errors import CalibrationError
 from quant_gru.integer.qparams import QParams
 from quant_gru.interchange.plan_tensors import suffix_of
 from quant_gru.modules.gru import QuantGRU
-from quant_gru.parameters.document import bytes_of_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -240,7 +239,7 @@ def _cells(name: str, gru: QuantGRU, observer: Observer, found: Shares) -> list[
                 rows,
                 seen,
                 own,
-                cell_sizes(gru, layer, qparams.config, qparams.tables),
+                cell_sizes(gru, layer, qparams.config, plan.cells[layer][direction]),
                 weights,
             )
         )
@@ -269,13 +268,11 @@ def _page(
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    tables = sum(bytes_of_table(t) for cell in cells for t in cell.qparams.tables.values())
     return template.render(
         model=model,
         sqnr=text_of(made.sqnr),
         against="the reference" if reference else "the same weights in floating point",
         sizes=made.sizes,
-        table_bytes=tables,
         rows=[_row(row) for row in made.rows],
         cells=[_section(cell) for cell in cells],
         layers=_error_by_layer(cells),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-from quant_gru.config import QuantConfig
-from quant_gru.integer.quantizer import code_limits, container_dtype
+from quant_gru.config import FIXED_RANGE, QuantConfig
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.tables import Table
+from quant_gru.interchange.c.cell import cell_bytes, matrix_bytes, table_bytes
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.parameters.columns import packed_size
 from quant_gru.parameters.document import bytes_of_table
 
-# Widths of which several codes share a byte in C source -> the bits that a code takes there.
+# Widths of which several codes share a byte -> the bits that a code takes.
 _SHARED = {1: 1, 2: 2, 3: 4, 4: 4}
 
 
@@ -21,17 +23,19 @@ class Sizes:
     """What GRUs take on a target.
 
     Attributes:
-        flash: Bytes of weights, biases and tables. Codes of up to 4 bits share bytes, as in C
-            source: those of 3 bits take 4.
-        packed: The same where codes of any width share bytes without gaps, as in the file of a
-            frozen GRU.
-        state: Bytes of the states of one sequence.
+        flash: Bytes of all constants in C source, as `CSource.flash_bytes`: weights, biases and
+            multipliers of rows, and tables.
+        tables: Those of tables alone.
+        packed: Bytes of weights, biases and tables where codes of any width share bytes without
+            gaps, as in the file of a frozen GRU.
+        state: Bytes of the states of one sequence; codes of up to 4 bits share bytes.
         activations: Bytes of all codes of one step of one sequence, states included.
         numbers: Weights and biases.
         bits: The sum of their widths.
     """
 
     flash: int = 0
+    tables: int = 0
     packed: int = 0
     state: int = 0
     activations: int = 0
@@ -71,38 +75,53 @@ def counts(gru: QuantGRU, layer: int) -> dict[str, int]:
 
 
 def operator_sizes(name: str, count: int, bits: int) -> Sizes:
-    """Return what the codes of an operator take, without tables.
+    """Return what the codes of an operator take, without tables and without flash.
 
     Args:
         name: The operator.
         count: Its codes.
         bits: Their width.
     """
-    size = code_bytes(count, bits)
     if name.startswith("weight."):
-        packed = packed_size(count, bits)
-        return Sizes(flash=size, packed=packed, numbers=count, bits=count * bits)
+        return Sizes(packed=packed_size(count, bits), numbers=count, bits=count * bits)
+    size = code_bytes(count, bits)
     return Sizes(state=size if name == "output.h" else 0, activations=size)
 
 
-def table_sizes(table: Table) -> Sizes:
-    """Return what a table takes: as much in C source as in a file."""
-    size = bytes_of_table(table)
-    return Sizes(flash=size, packed=size)
+def matrix_sizes(name: str, plan: CellPlan) -> Sizes:
+    """Return what the rows of a matrix take in flash, with their biases and multipliers.
+
+    Args:
+        name: weight.W or weight.R.
+        plan: The plan of the layer and direction.
+    """
+    return Sizes(flash=matrix_bytes(plan)[name])
 
 
-def cell_sizes(
-    gru: QuantGRU, layer: int, config: QuantConfig, tables: Mapping[str, Table]
-) -> Sizes:
+def table_sizes(table: Table, pre: Quantizer) -> Sizes:
+    """Return what a table takes.
+
+    Args:
+        table: The table.
+        pre: The quantizer of its input.
+    """
+    size = table_bytes(table, pre)
+    return Sizes(flash=size, tables=size, packed=bytes_of_table(table))
+
+
+def cell_sizes(gru: QuantGRU, layer: int, config: QuantConfig, plan: CellPlan) -> Sizes:
     """Return what a layer and direction takes.
 
     Args:
         gru: Its GRU.
         layer: Index of the layer.
         config: Its widths.
-        tables: Its tables.
+        plan: Its plan.
     """
-    found = sum(map(table_sizes, tables.values()), Sizes())
+    sizes = cell_bytes(plan)
+    packed = sum(map(bytes_of_table, plan.frozen.tables.values()))
+    tables = sum(sizes[out] for out in FIXED_RANGE)
+    found = Sizes(flash=sum(sizes.values()), tables=tables, packed=packed)
     for name, count in counts(gru, layer).items():
         bits = config[name].bitwidth
         if bits is not None:
@@ -114,7 +133,8 @@ def sizes_of(grus: Iterable[QuantGRU]) -> Sizes:
     """Return what calibrated GRUs take together."""
     found = Sizes()
     for gru in grus:
+        plan = gru._plan()
         for layer, cells in enumerate(gru._state.scales or ()):
-            for cell in cells:
-                found += cell_sizes(gru, layer, cell.config, cell.tables)
+            for direction, cell in enumerate(cells):
+                found += cell_sizes(gru, layer, cell.config, plan.cells[layer][direction])
     return found

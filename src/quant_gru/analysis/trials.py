@@ -18,7 +18,9 @@ from quant_gru.calibration.batches import run_batch
 from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import OPERATORS, QuantConfig
 from quant_gru.errors import CalibrationError, QuantGRUError
+from quant_gru.integer.plan import CellPlan, build_frozen, build_weights
 from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, make_qparams
+from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
 from quant_gru.interchange.plan_tensors import suffix_of
 from quant_gru.modules.gru import QuantGRU
@@ -242,20 +244,33 @@ class Trials:
         self._kept[cell] = bits, made
         return made
 
-    def table(self, place: Place, pre_bits: int, out_bits: int) -> Table:
-        """Return the table of a gate.
+    def table(self, place: Place, pre_bits: int, out_bits: int) -> tuple[Table, Quantizer]:
+        """Return the table of a gate, and the quantizer of its input.
 
         Args:
             place: The output of the gate: operator gate.z_out, gate.r_out or gate.g_out.
             pre_bits: Width of its input.
             out_bits: Width of its output.
         """
-        out = place.operator
+        out, pre = place.operator, PRE_ACTIVATION[place.operator]
         key = (place.cell, out, pre_bits, out_bits)
         if key not in self._tables:
-            widths = {PRE_ACTIVATION[out]: pre_bits, out: out_bits}
+            widths = {pre: pre_bits, out: out_bits}
             self._tables[key] = self._cell(place.cell, widths, BASE).tables[out]
-        return self._tables[key]
+        return self._tables[key], self._by_width[place.cell, pre_bits].quantizers[pre]
+
+    def plan(self, cell: Cell, widths: Mapping[str, int]) -> CellPlan:
+        """Return the plan of a cell.
+
+        Args:
+            cell: Which one.
+            widths: Operator -> its width; all others have BASE.
+        """
+        name, layer, reverse = cell
+        weights, made = self.grus[name]._float_weights(), self._cell(cell, widths, BASE)
+        own = weights[layer][int(reverse)]
+        frozen = build_frozen(made, own.W.device)
+        return CellPlan(frozen, build_weights(made, own.W, own.R, own.bw, own.br))
 
     # --- runs
 

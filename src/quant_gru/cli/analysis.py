@@ -59,17 +59,18 @@ def report(
 def tune(
     model: Model,
     flash: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Most bytes of weights and tables.")
+        str | None,
+        typer.Option(metavar="BYTES", help='Most bytes in C source, such as 60000 or "60 kB".'),
     ] = None,
     packed: Annotated[
-        int | None,
-        typer.Option(metavar="BYTES", help="The same, weights of any width without gaps."),
+        str | None,
+        typer.Option(metavar="BYTES", help="Most bytes where weights of any width have no gaps."),
     ] = None,
     state: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Most bytes of the states of a sequence.")
+        str | None, typer.Option(metavar="BYTES", help="Most bytes of the states of a sequence.")
     ] = None,
     activations: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Most bytes of all codes of a step.")
+        str | None, typer.Option(metavar="BYTES", help="Most bytes of all codes of a step.")
     ] = None,
     bits: Annotated[
         float | None, typer.Option(metavar="N", help="Most bits of weights on average.")
@@ -114,7 +115,11 @@ def tune(
             "bits": bits,
             "sqnr": sqnr,
         }
-        budget = {name: value for name, value in limits.items() if value is not None}
+        budget = {
+            name: int(value) if isinstance(value, str) and value.isdecimal() else value
+            for name, value in limits.items()
+            if value is not None
+        }
         if not budget:
             raise QuantGRUError(
                 f"Expected one of {', '.join(f'--{name}' for name in limits)}, got none"

@@ -26,6 +26,7 @@ from quant_gru.interchange.c.numbers import (
     tiled_biases,
     tiled_digits,
     tiled_nibbles,
+    words_of,
 )
 from quant_gru.interchange.c.text import SIZES, array, fill, struct, type_of
 
@@ -54,22 +55,15 @@ _SUMS = {
 
 
 class Data:
-    """Constant arrays and structures as C text, and the bytes of the arrays by kind."""
+    """Constant arrays and structures as C text."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
-        self.bytes = {"weights": 0, "tables": 0}
 
-    def array(self, kind: str, ctype: str, name: str, values: list[int]) -> str:
+    def array(self, ctype: str, name: str, values: list[int]) -> str:
         """Add an array and return its name."""
         self.text.append(array(ctype, name, values))
-        self.bytes[kind] += SIZES[ctype] * len(values)
         return name
-
-    def array_text(self, kind: str, ctype: str, name: str, values: list[int]) -> str:
-        """Count an array and return its text."""
-        self.bytes[kind] += SIZES[ctype] * len(values)
-        return array(ctype, name, values)
 
     def struct(self, ctype: str, name: str, **fields: int | str) -> None:
         """Add a structure."""
@@ -84,7 +78,7 @@ class CellSource:
         prefix: Start of all its names.
         text: Its constants and functions.
         operands: Field of the operand union -> its type and elements.
-        bytes: 'weights' and 'tables' -> bytes.
+        bytes: What its arrays take, see `cell_bytes`.
         planes: Elements of the largest operand beside 8-bit weights, 0 without such weights.
     """
 
@@ -121,18 +115,18 @@ def cell_source(
     """
     # the name of the model, because a source may be included beside that of another one
     p = f"{names['name']}_l{layer}{'_reverse' if direction else ''}"
-    data, w = Data(), cell.weights
+    data = Data()
     q, H, C = cell.frozen.quantizers, cell.hidden_size, cell.input_size
     zero = {operator: each.zero_point for operator, each in q.items()}
-    Wx = rows_of(w.W, w.Bw, cell.shift_Bw, w.Wx, cell.x, w.bits_W)
-    Rh = rows_of(w.R, w.Br, cell.shift_Br, w.Rh, cell.h, w.bits_R)
+    rows, tables = _parts(cell)
+    Wx, Rh = rows.values()
     _add_rows(data, Wx, f"{p}_W", f"{p}_Wx")
     _add_rows(data, Rh, f"{p}_R", f"{p}_Rh")
     sums = sums_of(cell)
     for operator, each in sums.items():
         _add_sum(data, each, f"{p}_{_SUMS[operator]}")
     for gate, (pre, out) in _TABLES.items():
-        _add_table(data, cell.frozen.tables[out], q[pre], f"{p}_{gate}")
+        _add_table(data, cell.frozen.tables[out], tables[out], q[pre], f"{p}_{gate}")
     fields = {_field(Wx): C, _field(Rh): H}
     if _field(Wx) == _field(Rh):
         fields = {_field(Wx): max(C, H)}
@@ -165,7 +159,7 @@ def cell_source(
         **names,
     )
     operands = {field: (_TYPE_OF[field], size) for field, size in fields.items()}
-    return CellSource(p, text, operands, data.bytes, planes)
+    return CellSource(p, text, operands, _bytes_of(rows, tables), planes)
 
 
 _TYPE_OF = {"w16": "int16_t", "w32": "int32_t", "w64": "int64_t"}
@@ -277,6 +271,67 @@ def _add_sum(data: Data, s: Sum, name: str) -> None:
     data.struct("qg_sum", name, **asdict(s))
 
 
+def cell_bytes(cell: CellPlan) -> dict[str, int]:
+    """Return the bytes of the arrays of a cell, as `CSource` counts them.
+
+    Args:
+        cell: Its plan.
+
+    Returns:
+        'weight.W' and 'weight.R', with the biases and multipliers of their rows; 'gate.z_out',
+        'gate.r_out' and 'gate.g_out', the tables.
+    """
+    return _bytes_of(*_parts(cell))
+
+
+def matrix_bytes(cell: CellPlan) -> dict[str, int]:
+    """Return 'weight.W' and 'weight.R' of `cell_bytes`.
+
+    Args:
+        cell: The plan of the cell.
+    """
+    return _bytes_of(_rows(cell), {})
+
+
+def _parts(cell: CellPlan) -> tuple[dict[str, Rows], dict[str, _TableForm]]:
+    """Return the matrix products and the tables of a cell, by the operator of their codes."""
+    frozen, pairs = cell.frozen, _TABLES.values()
+    forms = {out: _form(frozen.tables[out], frozen.quantizers[pre]) for pre, out in pairs}
+    return _rows(cell), forms
+
+
+def _rows(cell: CellPlan) -> dict[str, Rows]:
+    w = cell.weights
+    return {
+        "weight.W": rows_of(w.W, w.Bw, cell.shift_Bw, w.Wx, cell.x, w.bits_W),
+        "weight.R": rows_of(w.R, w.Br, cell.shift_Br, w.Rh, cell.h, w.bits_R),
+    }
+
+
+def _bytes_of(rows: dict[str, Rows], tables: dict[str, _TableForm]) -> dict[str, int]:
+    found = {name: _rows_bytes(each) for name, each in rows.items()}
+    return found | {name: each.bytes for name, each in tables.items()}
+
+
+def _rows_bytes(rows: Rows) -> int:
+    """Return the bytes of the arrays that `_add_rows` makes."""
+    weight_type, bias_type, _ = _LOOPS[rows.loop]
+    count, columns = rows.weights.shape
+    if rows.loop == "8":
+        size = count * columns
+    elif rows.loop in BYTES:
+        size = 4 * words_of(count, columns, int(rows.loop))
+    else:
+        size = SIZES[weight_type] * count * columns
+    size += SIZES[bias_type] * count
+    size += 0 if _is_one_multiplier(rows) else SIZES["int32_t"] * count
+    return size + (SIZES["int16_t"] * count if rows.bits > 64 else 0)
+
+
+def _is_one_multiplier(rows: Rows) -> bool:
+    return rows.bits < 128 and len(set(rows.Ms)) == 1
+
+
 def _add_rows(data: Data, rows: Rows, weights: str, name: str) -> None:
     weight_type, bias_type, _ = _LOOPS[rows.loop]
     if rows.loop == "8":
@@ -284,13 +339,13 @@ def _add_rows(data: Data, rows: Rows, weights: str, name: str) -> None:
     elif rows.loop in BYTES:
         _add_words(data, rows, weights, name)
     else:
-        data.array("weights", weight_type, weights, rows.weights.flatten().tolist())
-        data.array("weights", bias_type, f"{name}_bias", rows.bias)
-    same = rows.bits < 128 and len(set(rows.Ms)) == 1
-    Ms = "NULL" if same else data.array("weights", "int32_t", f"{name}_M", rows.Ms)
+        data.array(weight_type, weights, rows.weights.flatten().tolist())
+        data.array(bias_type, f"{name}_bias", rows.bias)
+    same = _is_one_multiplier(rows)
+    Ms = "NULL" if same else data.array("int32_t", f"{name}_M", rows.Ms)
     ks = "NULL"
     if rows.bits > 64:
-        ks = data.array("weights", "int16_t", f"{name}_k", rows.ks)
+        ks = data.array("int16_t", f"{name}_k", rows.ks)
     data.struct(
         "qg_rows",
         name,
@@ -315,7 +370,7 @@ def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
         "#elif defined(QG_HELIUM)\n"
         f"{array('int8_t', weights, tiled(rows.weights))}"
         "#else\n"
-        f"{data.array_text('weights', 'int8_t', weights, rows.weights.flatten().tolist())}#endif\n"
+        f"{array('int8_t', weights, rows.weights.flatten().tolist())}#endif\n"
     )
     _add_biases(data, rows, name, tiled_biases(rows))
 
@@ -323,7 +378,7 @@ def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
 def _add_words(data: Data, rows: Rows, weights: str, name: str) -> None:
     """Add weights of up to 4 bits in the layout of each kind of processor, and biases."""
     bits = int(rows.loop)
-    words = data.array_text("weights", "uint32_t", weights, in_words(rows.weights, bits))
+    words = array("uint32_t", weights, in_words(rows.weights, bits))
     tiles = tiled_nibbles(rows.weights) if bits == 4 else tiled_digits(rows.weights, bits)
     helium = array("int8_t", weights, tiles)
     data.text.append(f"#if defined(QG_HELIUM)\n{helium}#else\n{words}#endif\n")
@@ -332,7 +387,7 @@ def _add_words(data: Data, rows: Rows, weights: str, name: str) -> None:
 
 def _add_biases(data: Data, rows: Rows, name: str, of_helium: list[int]) -> None:
     name = f"{name}_bias"
-    biases = data.array_text("weights", "int32_t", name, rows.bias)
+    biases = array("int32_t", name, rows.bias)
     helium = array("int32_t", name, of_helium)
     data.text.append(f"#if defined(QG_HELIUM)\n{helium}#else\n{biases}#endif\n")
 
@@ -356,22 +411,66 @@ def _add_x4(data: Data, name: str, body: str) -> None:
     )
 
 
-def _short(table: Table, pre: Quantizer) -> Segments | None:
-    """Return a table as `qg_short_table` has it; None if that has no room for it."""
-    found = segments_of(table, pre.lo, pre.hi)
-    if found is None or not 0 <= found.codes.min() <= found.codes.max() < 1 << 16:
-        return None
-    return found
+@dataclass(frozen=True)
+class _TableForm:
+    """How a table is written.
+
+    Attributes:
+        arrays: Part -> C type and values.
+        first: The input code of the first of its 'entries', if it has one for each code.
+        segments: The parabolas, if they fit 32 bits; otherwise the table is as in the plan.
+    """
+
+    arrays: dict[str, tuple[str, list[int]]]
+    first: int = 0
+    segments: Segments | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(SIZES[ctype] * len(values) for ctype, values in self.arrays.values())
 
 
-def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:
-    """Add a table and its function `name`, from codes to codes without zero point."""
+def _form(table: Table, pre: Quantizer) -> _TableForm:
+    """Return the form of a table for the codes of its input."""
     entries = entries_of(table, pre)
     if entries is not None:
         first, values = entries
-        ctype = type_of(min(values), max(values))
-        data.array("tables", ctype, f"{name}_entries", values)
-        last = first + len(values) - 1
+        return _TableForm({"entries": (type_of(min(values), max(values)), values)}, first)
+    short = segments_of(table, pre.lo, pre.hi)
+    if short is not None and 0 <= short.codes.min() <= short.codes.max() < 1 << 16:
+        starts = np.stack((short.codes, short.rests, short.c2 & 0xFFFF), 1)
+        arrays = {
+            "slopes": ("int32_t", short.c1.tolist()),
+            "starts": ("uint16_t", starts.flatten().tolist()),
+        }
+        return _TableForm(arrays, segments=short)
+    arrays = {"coefficients": ("int64_t", table.coefficients.flatten().tolist())}
+    if table.segment_shift is None:
+        bounds = table.bounds.tolist()
+        arrays = {"bounds": ("uint32_t", [b - bounds[0] for b in bounds]), **arrays}
+    return _TableForm(arrays)
+
+
+def table_bytes(table: Table, pre: Quantizer) -> int:
+    """Return the bytes of a table in C source.
+
+    Args:
+        table: The table.
+        pre: The quantizer of its input.
+    """
+    return _form(table, pre).bytes
+
+
+def _add_table(data: Data, table: Table, form: _TableForm, pre: Quantizer, name: str) -> None:
+    """Add a table and its function `name`, from codes to codes without zero point."""
+    arrays = {
+        part: data.array(ctype, f"{name}_{part}", values)
+        for part, (ctype, values) in form.arrays.items()
+    }
+    if "entries" in arrays:
+        ctype, values = form.arrays["entries"]
+        first, last = form.first, form.first + len(values) - 1
         code = "code"
         if first > pre.lo or last < pre.hi:
             code = f"qg_clamp32((int32_t)code, {first}, {last})"
@@ -381,42 +480,25 @@ def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:
                 entries=f"{name}_entries", index=f"vsubq_n_s32(code, {first})"
             )
             _add_x4(data, name, gather)
-    elif (short := _short(table, pre)) is not None:
-        slopes, starts = (
-            data.array("tables", ctype, f"{name}_{part}", np.stack(columns, 1).flatten().tolist())
-            for ctype, part, columns in (
-                ("int32_t", "slopes", (short.c1,)),
-                ("uint16_t", "starts", (short.codes, short.rests, short.c2 & 0xFFFF)),
-            )
-        )
-        fields = {key: getattr(short, key) for key in ("first", "u", "e", "s", "g", "lo", "hi")}
-        data.struct("qg_short_table", f"{name}_table", **fields, slopes=slopes, starts=starts)
+    elif form.segments is not None:
+        fields = {k: getattr(form.segments, k) for k in ("first", "u", "e", "s", "g", "lo", "hi")}
+        data.struct("qg_short_table", f"{name}_table", **fields, **arrays)
         body = f"qg_look_up_short(&{name}_table, code)"
         _add_x4(data, name, f"qg_look_up_short_x4(&{name}_table, code)")
     else:
-        bounds, coefficients = table.bounds.tolist(), table.coefficients
-        uniform = table.segment_shift is not None
-        starts = "NULL"
-        if not uniform:
-            starts = data.array(
-                "tables", "uint32_t", f"{name}_bounds", [b - bounds[0] for b in bounds]
-            )
-        rows = data.array(
-            "tables", "int64_t", f"{name}_coefficients", coefficients.flatten().tolist()
-        )
         data.struct(
             "qg_table",
             f"{name}_table",
-            first=bounds[0],
+            first=int(table.bounds[0]),
             last=table.last,
-            segments=len(bounds),
-            degree=coefficients.shape[1] - 1,
+            segments=len(table.bounds),
+            degree=table.coefficients.shape[1] - 1,
             shift=table.shift,
             segment_shift=-1 if table.segment_shift is None else table.segment_shift,
             lo=table.lo - table.zero_point,
             hi=table.hi - table.zero_point,
-            bounds=starts,
-            coefficients=rows,
+            bounds=arrays.get("bounds", "NULL"),
+            coefficients=arrays["coefficients"],
         )
         body = f"qg_look_up(&{name}_table, code)"
     data.text.append(f"QG_INLINE qg_value {name}(qg_value code) {{\n    return {body};\n}}\n")

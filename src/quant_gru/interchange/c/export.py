@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quant_gru.config import FIXED_RANGE
 from quant_gru.config.files import write_files
 from quant_gru.errors import QuantGRUError
 from quant_gru.execution.layers import run_codes
@@ -107,12 +108,12 @@ def export_c(
         for layer, directions in enumerate(plan.cells)
         for direction, cell in enumerate(directions)
     ]
-    amounts = {kind: sum(each.bytes[kind] for each in sources) for kind in sources[0].bytes}
+    flash = sum(sum(each.bytes.values()) for each in sources)
+    tables = sum(each.bytes[out] for each in sources for out in FIXED_RANGE)
     macs = sum(cell.weights.W.numel() + cell.weights.R.numel() for cell in cells)
     operands = _operands(sources)
     value_type = "int64_t" if model.wide else "int32_t"
     ram = _ram(model, operands, value_type)
-    flash = sum(amounts.values())
     planes = 2 * -(-max(max(each.planes for each in sources), 1) // 16) * 16
     header, code = model.fill(
         sources, operands, value_type, flash=flash, ram=ram, macs=macs, planes=planes
@@ -136,9 +137,7 @@ def export_c(
             f"Expected a directory to write to, got {error.strerror} ({str(folder)!r})"
         ) from error
     write_files({folder / file: text for file, text in files.items()})
-    return CSource(
-        folder, tuple(files), amounts["weights"], amounts["tables"], flash, ram, macs
-    )  # fmt: skip
+    return CSource(folder, tuple(files), flash - tables, tables, flash, ram, macs)
 
 
 class Model:

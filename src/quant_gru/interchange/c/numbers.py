@@ -275,6 +275,11 @@ def tiled(weights: Tensor) -> list[int]:
     return [int(code) for code in torch.cat((tiles.flatten(1), ends), 1).flatten().tolist()]
 
 
+def words_of(rows: int, columns: int, bits: int) -> int:
+    """Return how many words `in_words` makes: tiles of 4 rows, a word for 8 / bits columns."""
+    return -(-rows // 4) * -(-columns // (8 // bits))
+
+
 def in_words(weights: Tensor, bits: int) -> list[int]:
     """Return weights (3H, K) of 4, 2 or 1 bits as words, see qg_product_words."""
     pairs, half = 4 // bits, 1 << (bits - 1)

@@ -115,9 +115,9 @@ def test_whole_calls_with_zoneout(host):
     ("rule", "width", "scales", "rows", "arch"),
     [
         ("half_away", "int8", "pot", (9, 8), "sm_90a"),
-        ("half_away", "int8", "free", (2, 3), "sm_80"),
+        ("half_away", "int8", "free", (9, 8), "sm_80"),
+        ("half_up", "int8", "pot", (9, 8), "sm_90a"),
         ("half_up", "w8a16", "pot", (9, 8), "sm_90a"),
-        ("half_up", "int8", "free", (9, 8), "sm_80"),
         ("floor", "int8", "pot", (9, 8), "sm_90a"),
         ("floor", "w8a16", "pot", (9, 8), "sm_90a"),
         ("floor", "int8", "free", (2, 3), "sm_80"),

@@ -1,24 +1,19 @@
 """Two processes with half of the data each end in the quantizers of one with all of it."""
 
-import datetime
 import json
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from quant_gru.calibration.observers import METHODS, make_observer
 from quant_gru.calibration.search import choose_quantizer
 from quant_gru.errors import CalibrationError
+from two_processes import NEEDS_GLOO, joined, run_two
 
 CANONICAL = sorted(set(METHODS.values()))
-TIMEOUT = 240.0
 BATCHES = 3
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
-)
+pytestmark = NEEDS_GLOO
 
 
 def batch(index):
@@ -53,15 +48,7 @@ def observe(method, parts):
 
 
 def worker(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=TIMEOUT / 2),
-    )
-    try:
+    with joined(rank, folder):
         result = {}
         for method in CANONICAL:
             halves = observe(method, [batch(i).chunk(2)[rank] for i in range(BATCHES)])
@@ -90,22 +77,12 @@ def worker(rank, folder):
             mixed.all_reduce()
         with open(f"{folder}/{rank}.json", "w") as file:
             json.dump(result, file)
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    context = mp.spawn(worker, args=(str(folder),), nprocs=2, join=False)
-    deadline = datetime.datetime.now() + datetime.timedelta(seconds=TIMEOUT)
-    try:
-        while not context.join(timeout=1.0):
-            assert datetime.datetime.now() < deadline, "the two processes hang"
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
+    run_two(worker, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

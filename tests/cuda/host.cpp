@@ -65,6 +65,15 @@ void yield() {
     if (!_setjmp(self->jump)) _longjmp(scheduler_jump, 1);
 }
 
+// The scheduler looks at the value, which costs less than a turn.
+void await_change(const long &value, long seen) {
+    if (value != seen) return;
+    self->watched = &value;
+    self->seen = seen;
+    yield();
+    self->watched = nullptr;
+}
+
 void arrive(Barrier &b, int count) {
     if (++b.waiting < count) return;
     b.waiting = 0;
@@ -74,7 +83,7 @@ void arrive(Barrier &b, int count) {
 void wait(Barrier &b, int count) {
     const long mine = b.generation;
     arrive(b, count);
-    while (b.generation == mine) yield();
+    await_change(b.generation, mine);
 }
 
 void copy(const Copy &copy) {
@@ -120,6 +129,8 @@ void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int 
                 f.thread = unsigned(thread);
                 f.copies.assign(1, {});
                 f.arrived = 0;
+                f.watched = nullptr;
+                f.exchanges = 0;
                 f.done = false;
             }
         }
@@ -135,7 +146,8 @@ void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int 
                 for (size_t i = warp; i < end; ++i) {
                     Fiber &f = *fibers[i];
                     running = running || !f.done;
-                    if (!f.done && !waits) resume(f);
+                    const bool stays = f.watched && *f.watched == f.seen;
+                    if (!f.done && !waits && !stays) resume(f);
                 }
             }
         }

@@ -48,9 +48,12 @@ struct Transfers {  // an mbarrier
     long phase = 0;
 };
 
-struct Warp {
+struct Exchange {  // what lanes show each other
     uint32_t a[32][4], b[32][2];
     int64_t values[32];
+};
+struct Warp {
+    Exchange exchanges[2];
     Barrier barrier;
 };
 
@@ -83,7 +86,10 @@ struct Fiber {
     ucontext_t context;
     jmp_buf jump;
     long arrived = 0;  // at a generation of the cluster's barrier
+    const long *watched = nullptr;  // its turn comes when this is no longer `seen`
+    long seen = 0;
     bool started = false;
+    unsigned exchanges = 0;
     std::unique_ptr<char[]> stack;
     Block *block;
     unsigned thread;
@@ -95,11 +101,14 @@ extern Index grid;
 extern unsigned block_threads;
 
 void yield();
+void await_change(const long &value, long seen);
 void arrive(Barrier &b, int count);
 void wait(Barrier &b, int count);
 
 inline Warp &warp() { return self->block->warps[self->thread / 32]; }
 inline void sync_warp() { wait(warp().barrier, 32); }
+// In turns: who writes to one again has met all others, who have read it, at the other one.
+inline Exchange &exchange() { return warp().exchanges[self->exchanges++ % 2]; }
 
 inline Cluster &cluster() { return *self->block->cluster; }
 
@@ -127,7 +136,7 @@ inline void __syncwarp() { host::sync_warp(); }
 
 template <bool kUnsignedA, bool kUnsignedB>
 inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    host::Warp &w = host::warp();
+    host::Exchange &w = host::exchange();
     const int lane = int(host::self->thread % 32);
     for (int i = 0; i < 4; ++i) w.a[lane][i] = a[i];
     w.b[lane][0] = b0;
@@ -135,16 +144,17 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     host::sync_warp();
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-        for (int k = 0; k < 32; ++k) {
-            const int half = k / 16, quad = k % 16 / 4, shift = 8 * (k % 4);
-            const uint32_t x = w.a[row % 8 * 4 + quad][row / 8 + 2 * half] >> shift & 255;
-            const uint32_t y = w.b[column * 4 + quad][half] >> shift & 255;
-            // sums wrap around
-            d[i] = int(uint32_t(d[i]) + uint32_t((kUnsignedA ? int(x) : int(int8_t(x))) *
-                                                 (kUnsignedB ? int(y) : int(int8_t(y)))));
-        }
+        int sum = 0;
+        for (int half = 0; half < 2; ++half)
+            for (int quad = 0; quad < 4; ++quad) {
+                uint32_t x = w.a[row % 8 * 4 + quad][row / 8 + 2 * half];
+                uint32_t y = w.b[column * 4 + quad][half];
+                for (int k = 0; k < 4; ++k, x >>= 8, y >>= 8)
+                    sum += (kUnsignedA ? int(uint8_t(x)) : int(int8_t(x))) *
+                           (kUnsignedB ? int(uint8_t(y)) : int(int8_t(y)));
+            }
+        d[i] = int(uint32_t(d[i]) + uint32_t(sum));  // wraps around
     }
-    host::sync_warp();
 }
 
 inline void mma_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
@@ -199,7 +209,7 @@ inline void cluster_arrive() {
     ++b.generation;
 }
 inline void cluster_wait() {
-    while (host::cluster().barrier.generation == host::self->arrived) host::yield();
+    host::await_change(host::cluster().barrier.generation, host::self->arrived);
 }
 inline void await_launches() {}
 inline void let_next_start() {}
@@ -232,7 +242,7 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
 template <bool kOnlyShared = false>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
     host::Transfers &t = transfers(*host::self->block, barrier);
-    while (uint32_t(t.phase & 1) == parity) host::yield();
+    if (uint32_t(t.phase & 1) == parity) host::await_change(t.phase, t.phase);
 }
 inline void await_copies(uint64_t *barrier, uint32_t parity) { barrier_wait(barrier, parity); }
 template <class Vector>
@@ -306,14 +316,13 @@ inline void copies_wait() {
     host::copies_wait(kGroups);
 }
 inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
-    host::Warp &w = host::warp();
+    host::Exchange &w = host::exchange();
     const int lane = int(host::self->thread % 32);
     if (address % 16) std::abort();
     w.values[lane] = address;
     host::sync_warp();
     for (int i = 0; i < 4; ++i)
         v[i] = load_at<uint32_t>(uint32_t(w.values[8 * i + lane / 4]) + lane % 4 * 4);
-    host::sync_warp();
 }
 // a matrix in lines is its address: places are turned by their own
 inline uint64_t matrix_in_lines(uint32_t address) {
@@ -373,13 +382,11 @@ inline void add_released(uint32_t *to, uint32_t v) { *to += v; }
 inline void acquire() {}
 inline void prefetch(const void *) {}
 inline int64_t shuffle_xor(int64_t v, int mask) {
-    host::Warp &w = host::warp();
+    host::Exchange &w = host::exchange();
     const int lane = int(host::self->thread % 32);
     w.values[lane] = v;
     host::sync_warp();
-    const int64_t found = w.values[lane ^ mask];
-    host::sync_warp();
-    return found;
+    return w.values[lane ^ mask];
 }
 inline uint32_t shuffled(uint32_t v, int mask) { return uint32_t(shuffle_xor(v, mask)); }
 
@@ -420,7 +427,7 @@ inline uint32_t half_pair(float first, float second) {
 inline float first_half(uint32_t pair) { return half_value(pair & 0xFFFF); }
 inline float second_half(uint32_t pair) { return half_value(pair >> 16); }
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    host::Warp &w = host::warp();
+    host::Exchange &w = host::exchange();
     const int lane = int(host::self->thread % 32);
     for (int i = 0; i < 4; ++i) w.a[lane][i] = a[i];
     w.b[lane][0] = b0;
@@ -435,18 +442,16 @@ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
                     value(w.b[column * 4 + quad][half], k % 2);
         }
     }
-    host::sync_warp();
 }
-inline bool any_lane(bool v) {
-    int64_t any = v;
-    for (int mask = 16; mask; mask >>= 1) any |= shuffle_xor(any, mask);
-    return any;
-}
-inline uint64_t wide_product(uint32_t a, uint32_t b) { return uint64_t(a) * b; }
 inline uint32_t or_of_warp(uint32_t v) {
-    for (int mask = 16; mask; mask >>= 1) v |= shuffled(v, mask);
+    host::Exchange &w = host::exchange();
+    w.values[host::self->thread % 32] = v;
+    host::sync_warp();
+    for (const int64_t each : w.values) v |= uint32_t(each);
     return v;
 }
+inline bool any_lane(bool v) { return or_of_warp(v); }
+inline uint64_t wide_product(uint32_t a, uint32_t b) { return uint64_t(a) * b; }
 inline uint32_t byte_perm(uint32_t first, uint32_t second, uint32_t selector) {
     const uint64_t both = uint64_t(second) << 32 | first;
     uint32_t v = 0;

@@ -122,12 +122,16 @@ class Forward:
         return first
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("module", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("options", "lengths"), [(DEEP, None), (DEEP, [2, 6, 1, 5]), ({}, [6, 6, 3, 1])]
+    ("options", "lengths", "dtype", "module"),
+    [
+        *((DEEP, [2, 6, 1, 5], dtype, torch.float32) for dtype in FLOATS),
+        (DEEP, None, torch.float16, torch.bfloat16),
+        (DEEP, None, torch.float32, torch.bfloat16),
+        ({}, [6, 6, 3, 1], torch.bfloat16, torch.bfloat16),
+    ],
 )
-def test_forms_of_callers(host, on_gpu, cublas, monkeypatch, dtype, module, options, lengths):
+def test_forms_of_callers(host, on_gpu, cublas, monkeypatch, options, lengths, dtype, module):
     """Other dtypes and packed rows have the gradients of float32 and of the general way."""
     gru = quantized(**options)
     gru.use_quantization = True

@@ -80,9 +80,14 @@ def test_whole_calls(host, config, rows):
     check_calls(quantized(config, num_layers=2, bidirectional=True), host, rows)
 
 
-@pytest.mark.parametrize("shape", ["1,1,1,1", "1,1,1,2", "1,1,1,4", "1,1,1,8"])
 @pytest.mark.parametrize(
-    "config", [QuantConfig.int8(), unsigned(QuantConfig.int8()), QuantConfig.w8a16()]
+    ("config", "shape"),
+    [
+        (QuantConfig.int8(), "1,1,1,1"),
+        (QuantConfig.int8(), "1,1,1,8"),
+        (unsigned(QuantConfig.int8()), "1,1,1,2"),
+        (QuantConfig.w8a16(), "1,1,1,4"),
+    ],
 )
 def test_whole_calls_by_groups_of_warps(host, monkeypatch, config, shape):
     """The first layer's projection, of both directions, where products of four warps are."""
@@ -106,14 +111,16 @@ def test_whole_calls_with_zoneout(host):
     check_calls(quantized(num_layers=2, bidirectional=True, zoneout=0.3), host, (9, 8))
 
 
-@pytest.mark.parametrize("rule", ["half_away", "half_up", "floor"])
 @pytest.mark.parametrize(
-    ("width", "scales", "rows", "arch"),
+    ("rule", "width", "scales", "rows", "arch"),
     [
-        ("int8", "pot", (9, 8), "sm_90a"),
-        ("w8a16", "pot", (9, 8), "sm_90a"),
-        ("int8", "free", (9, 8), "sm_80"),
-        ("int8", "free", (2, 3), "sm_80"),
+        ("half_away", "int8", "pot", (9, 8), "sm_90a"),
+        ("half_away", "int8", "free", (9, 8), "sm_80"),
+        ("half_up", "int8", "pot", (9, 8), "sm_90a"),
+        ("half_up", "w8a16", "pot", (9, 8), "sm_90a"),
+        ("floor", "int8", "pot", (9, 8), "sm_90a"),
+        ("floor", "w8a16", "pot", (9, 8), "sm_90a"),
+        ("floor", "int8", "free", (2, 3), "sm_80"),
     ],
 )
 def test_whole_calls_by_other_rules(host, monkeypatch, rule, width, scales, rows, arch):

@@ -1,85 +1,22 @@
-"""The snippets and examples of the document on the bit-width file."""
+"""The snippets of the document on the bit-width file, and its examples (config_examples.py)."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU, default_config_path
+from quant_gru.config import OPERATORS
 
-OPERATORS = (
-    "input.x",
-    "output.h",
-    "weight.W",
-    "weight.R",
-    "weight.bw",
-    "weight.br",
-    "matmul.Wx",
-    "matmul.Rh",
-    "gate.z_pre",
-    "gate.z_out",
-    "gate.r_pre",
-    "gate.r_out",
-    "gate.g_pre",
-    "gate.g_out",
-    "op.rRh",
-    "op.old_contrib",
-    "op.new_contrib",
-)
+sys.path.insert(0, str(Path(__file__).parents[1] / "config"))
+from config_examples import EXAMPLES
+
 UNSIGNED = ("gate.z_out", "gate.r_out")
 
-EXAMPLE_1 = """
-{
-  "GRU_config": {
-    "default_config": { "disable_quantization": false },
-    "operator_config": {
-      "input.x":       { "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "output.h":      { "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "weight.W":      { "bitwidth": 8, "is_symmetric": true,  "is_unsigned": false },
-      "weight.R":      { "bitwidth": 8, "is_symmetric": true,  "is_unsigned": false },
-      "weight.bw":     { "bitwidth": 8, "is_symmetric": true,  "is_unsigned": false },
-      "weight.br":     { "bitwidth": 8, "is_symmetric": true,  "is_unsigned": false },
-      "matmul.Wx":     { "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "matmul.Rh":     { "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "gate.z_pre":    { "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "gate.z_out":    { "bitwidth": 8, "is_symmetric": false, "is_unsigned": true },
-      "gate.r_pre":    { "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "gate.r_out":    { "bitwidth": 8, "is_symmetric": false, "is_unsigned": true },
-      "gate.g_pre":    { "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "gate.g_out":    { "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "op.rRh":        { "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "op.old_contrib":{ "bitwidth": 8, "is_symmetric": false, "is_unsigned": false },
-      "op.new_contrib":{ "bitwidth": 8, "is_symmetric": false, "is_unsigned": false }
-    }
-  }
-}
-"""
-
-EXAMPLE_2 = """
-{
-  "GRU_config": {
-    "operator_config": {
-      "gate.z_out": { "bitwidth": 8, "is_symmetric": false, "is_unsigned": true },
-      "gate.r_out": { "bitwidth": 8, "is_symmetric": false, "is_unsigned": true }
-    }
-  }
-}
-"""
-
-EXAMPLE_3 = """
-{
-  "GRU_config": {
-    "operator_config": {
-      "weight.W":   { "bitwidth": 16, "is_symmetric": true,  "is_unsigned": false },
-      "weight.R":   { "bitwidth": 16, "is_symmetric": true,  "is_unsigned": false },
-      "matmul.Wx":  { "bitwidth": 16, "is_symmetric": false, "is_unsigned": false },
-      "matmul.Rh":  { "bitwidth": 16, "is_symmetric": false, "is_unsigned": false },
-      "gate.z_out": { "bitwidth": 8,  "is_symmetric": false, "is_unsigned": true },
-      "gate.r_out": { "bitwidth": 8,  "is_symmetric": false, "is_unsigned": true }
-    }
-  }
-}
-"""
+# those of the document, in its order
+EXAMPLE_1, EXAMPLE_2, EXAMPLE_3 = map(json.dumps, EXAMPLES.values())
 
 
 @pytest.fixture

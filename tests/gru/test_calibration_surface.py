@@ -1,15 +1,12 @@
 """Calibration and configuration of a QuantGRU: what a user sets, reads, exports and breaks."""
 
 import copy
-import datetime
 import json
 import math
 import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from gru_helpers import C, H, finalizing, free, fused, packed, quantized, same, seeded, states
 from torch import nn
 
@@ -25,6 +22,7 @@ from quant_gru import (
     default_config_path,
     float_state_dict,
 )
+from two_processes import NEEDS_GLOO, joined, run_two
 
 nan = float("nan")
 DEEP = {"num_layers": 2, "bidirectional": True}
@@ -1213,20 +1211,11 @@ def test_state_dict_of_an_uncalibrated_module_has_the_keys_of_nn_gru():
 
 # --- several processes
 
-TIMEOUT = 240.0
 BATCHES = [3.0 * seeded(6, 4, C, seed=i) for i in range(2)]
 
 
 def worker(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=TIMEOUT / 2),
-    )
-    try:
+    with joined(rank, folder):
         result = {}
         for method in METHODS:
             gru = fresh(bidirectional=True)
@@ -1254,23 +1243,11 @@ def worker(rank, folder):
             gru.finalize_calibration()
         with open(f"{folder}/{rank}.json", "w") as file:
             json.dump(result, file)
-    finally:
-        dist.destroy_process_group()
 
 
-@pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
-)
+@NEEDS_GLOO
 def test_two_processes_have_the_scales_of_one(tmp_path):
-    context = mp.spawn(worker, args=(str(tmp_path),), nprocs=2, join=False)
-    deadline = datetime.datetime.now() + datetime.timedelta(seconds=TIMEOUT)
-    try:
-        while not context.join(timeout=1.0):
-            assert datetime.datetime.now() < deadline, "the two processes hang"
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
+    run_two(worker, tmp_path)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for method in METHODS:
         gru = fresh(bidirectional=True)

@@ -1,20 +1,15 @@
 """calibrate_model in two processes: a GRU counts as reached if any process reached it."""
 
-import datetime
 import json
 import warnings
 
-import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from gru_helpers import C, H, seeded
 
 from quant_gru import QuantGRU, calibrate_model
+from two_processes import NEEDS_GLOO, joined, run_two
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
-)
+pytestmark = NEEDS_GLOO
 
 
 class Model(torch.nn.Module):
@@ -31,15 +26,7 @@ class Model(torch.nn.Module):
 
 
 def worker(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    try:
+    with joined(rank, folder):
         torch.manual_seed(0)
         model = Model()
         batch = (seeded(5, 3, C, seed=rank), ("all", "one") if rank else ("all",))
@@ -54,12 +41,10 @@ def worker(rank, folder):
         }
         with open(f"{folder}/{rank}.json", "w") as file:
             json.dump(found, file)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_reached_in_one_process_is_reached_in_all(tmp_path):
-    mp.spawn(worker, args=(str(tmp_path),), nprocs=2)
+    run_two(worker, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first["on"] == [True, True, False]

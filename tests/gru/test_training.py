@@ -1,13 +1,10 @@
 """Training loops as people write them: what a step of the quantized mode has to get along with."""
 
 import copy
-import datetime
 import os
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from gru_helpers import C, H, quantized, same, seeded, states
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -17,9 +14,9 @@ from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Tape, straight_through
 from quant_gru.kernels import _native
 from quant_gru.kernels.dispatch import CPU
+from two_processes import NEEDS_GLOO, joined, run_two
 
 DEEP = {"num_layers": 2, "bidirectional": True}
-TIMEOUT = 120.0
 
 
 class Model(nn.Module):
@@ -394,15 +391,7 @@ def sharded_steps(model, x, full=lambda t: t):
 
 
 def worker(rank, folder, kind):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=TIMEOUT / 2),
-    )
-    try:
+    with joined(rank, folder):
         model, x = Model(**DEEP).train(), seeded(5, 6, C).chunk(2, dim=1)[rank]
         if kind == "ddp":
             steps = sharded_steps(DistributedDataParallel(model, gradient_as_bucket_view=True), x)
@@ -417,26 +406,14 @@ def worker(rank, folder, kind):
             fully_shard(model, mesh=mesh)
             steps = sharded_steps(model, x, full=lambda p: p.full_tensor())
         torch.save(steps, f"{folder}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
     # gloo's threads may still release tensors, which aborts a process whose interpreter ends
     os._exit(0)
 
 
-@pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
-)
+@NEEDS_GLOO
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_processes_train_as_one(kind, tmp_path):
-    context = mp.spawn(worker, args=(str(tmp_path), kind), nprocs=2, join=False)
-    deadline = datetime.datetime.now() + datetime.timedelta(seconds=TIMEOUT)
-    try:
-        while not context.join(timeout=1.0):
-            assert datetime.datetime.now() < deadline, "the two processes hang"
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
+    run_two(worker, tmp_path, kind)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     same(first, second)
     model = Model(**DEEP).train()

@@ -20,7 +20,7 @@ from gradient_errors import SUMS, error, terms
 from random_plans import random_case
 
 NATIVE = executor.choices()[:-1]
-SWEEP = {"w8a8": 200, "w8a16": 120, "w16a16": 80, "mixed": 120, "wide": 60}
+SWEEP = {"w8a8": 60, "w8a16": 100, "w16a16": 80, "mixed": 60, "wide": 40}
 BATCH = 20
 NAMES = ("x", "h0", "W", "R", "bw", "br", "h")
 ALL = Wanted(h=True)

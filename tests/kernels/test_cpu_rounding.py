@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 
 NATIVE = executor.choices()[:-1]
 RULES = [rule for rule in ROUNDINGS if rule != "half_even"]
-SWEEP = {"w8a8": 60, "w8a16": 40, "w16a16": 30, "mixed": 40, "wide": 20}
-GRADIENTS = {"w8a8": 30, "w8a16": 20, "w16a16": 15, "mixed": 20}
+SWEEP = {"w8a8": 25, "w8a16": 25, "w16a16": 20, "mixed": 25, "wide": 15}
+GRADIENTS = {"w8a8": 15, "w8a16": 20, "w16a16": 15, "mixed": 15}
 
 
 @pytest.mark.usefixtures("cheap_threads")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from actnn.saving.active import step_for
-from actnn.saving.swapping import Swapped
+from actnn.saving.module_classes import Swapped
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)

@@ -19,7 +19,7 @@ from actnn.layers.chunk_runs import Call, run_in_chunks
 from actnn.layers.root import Root
 from actnn.layers.tokens import check_tokens
 from actnn.saving.active import transformed
-from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
+from actnn.saving.module_classes import Swapped, is_swapped, swap, swap_back
 from actnn.saving.uncompiled import uncompiled
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -19,10 +19,10 @@ from actnn.layers.root import Root, add_root, roots_around, roots_inside
 from actnn.layers.sharing import listed, undo, warn_of_others
 from actnn.layers.unused import Watch
 from actnn.saving.context import MIN_BYTES, Saving
+from actnn.saving.module_classes import is_swapped, swap
 from actnn.saving.norms import NORMS
 from actnn.saving.records import LOSSLESS, Choice, Policy
 from actnn.saving.settings import Allocator
-from actnn.saving.swapping import is_swapped, swap
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from actnn.saving.active import step_for
-from actnn.saving.swapping import Swapped
+from actnn.saving.module_classes import Swapped
 
 _backward = torch.ops.aten.convolution_backward.default
 LARGE, PART = 1 << 29, 1 << 28  # bytes of an input, and of a part of it

@@ -17,8 +17,8 @@ from actnn.saving.bit_masks import in_layout
 from actnn.saving.cuda import executor as cuda
 from actnn.saving.dense import is_batched, is_dense
 from actnn.saving.held import refuse_second_derivative
+from actnn.saving.module_classes import Swapped
 from actnn.saving.step import Step
-from actnn.saving.swapping import Swapped
 
 _aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from actnn.saving.active import step_for
 from actnn.saving.bit_masks import in_layout
 from actnn.saving.cuda import executor as cuda
 from actnn.saving.dense import is_dense
-from actnn.saving.swapping import Swapped
+from actnn.saving.module_classes import Swapped
 
 
 def can_regenerate(x: Tensor) -> bool:

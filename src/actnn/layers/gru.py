@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from actnn.layers.dropout import can_regenerate, drawn_seed, dropped
 from actnn.saving.active import active_step
 from actnn.saving.held import refuse_second_derivative
+from actnn.saving.module_classes import Swapped
 from actnn.saving.step import Step
-from actnn.saving.swapping import Swapped
 
 Weights: TypeAlias = tuple[Tensor, ...] | list[Tensor]
 

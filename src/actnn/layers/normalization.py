@@ -23,8 +23,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actnn.saving.active import step_for
 from actnn.saving.dense import is_dense
+from actnn.saving.module_classes import Swapped
 from actnn.saving.step import Step
-from actnn.saving.swapping import Swapped
 
 _aten = torch.ops.aten
 

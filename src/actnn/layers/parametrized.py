@@ -6,7 +6,7 @@ from torch import Tensor
 
 from actnn.saving.active import active_step
 from actnn.saving.exclusions import mark_computed
-from actnn.saving.swapping import Swapped
+from actnn.saving.module_classes import Swapped
 
 
 class ComputedWeight(Swapped):

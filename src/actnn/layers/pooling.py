@@ -11,8 +11,8 @@ from torch.autograd import Function
 
 from actnn.saving.active import step_for
 from actnn.saving.cuda import executor as cuda
+from actnn.saving.module_classes import Swapped
 from actnn.saving.step import Step
-from actnn.saving.swapping import Swapped
 
 _FORWARD = {2: torch.ops.aten.max_pool2d_with_indices, 3: torch.ops.aten.max_pool3d_with_indices}
 _BACKWARD = {

@@ -10,8 +10,8 @@ from torch.autograd import Function
 from actnn.saving.active import step_for
 from actnn.saving.bit_masks import pass_gradient, rectify
 from actnn.saving.dense import is_dense
+from actnn.saving.module_classes import Swapped
 from actnn.saving.step import Step
-from actnn.saving.swapping import Swapped
 
 
 class _Rectify(Function):

@@ -14,7 +14,7 @@ from actnn.layers.normalization import Normalization, Recognized, may_be_norm
 from actnn.layers.parametrized import ComputedWeight
 from actnn.layers.pooling import AveragePool, MaxPool
 from actnn.layers.rectifiers import Rectifier
-from actnn.saving.swapping import Swapped, runs
+from actnn.saving.module_classes import Swapped, runs
 
 MIXINS: dict[type[nn.Module], type[Swapped]] = {
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.LeakyReLU), Rectifier),

@@ -13,8 +13,8 @@ from actnn.layers.unused import check_result
 from actnn.saving.active import transformed
 from actnn.saving.compiled import call
 from actnn.saving.context import Saving
+from actnn.saving.module_classes import Swapped, is_swapped
 from actnn.saving.records import LOSSLESS
-from actnn.saving.swapping import Swapped, is_swapped
 from actnn.saving.uncompiled import uncompiled
 
 _LIVING: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()

@@ -13,8 +13,8 @@ from actnn.layers.chunks import InChunks
 from actnn.layers.registry import MIXINS, mixin_for
 from actnn.layers.root import Root, roots_around, roots_inside
 from actnn.saving.context import Saving
+from actnn.saving.module_classes import is_swapped, swap, swap_back
 from actnn.saving.recompute import Recomputed, Untouched
-from actnn.saving.swapping import is_swapped, swap, swap_back
 
 _LAYERS = {Root, *MIXINS.values()}
 _CHOSEN = {Recomputed, Untouched}  # by the choices of a Saving, which can make them again

@@ -17,9 +17,9 @@ from actnn.planning.units import Unit
 from actnn.saving import Choice, Saving, TensorInfo
 from actnn.saving.active import ACTIVE, active_step, pack_in_step
 from actnn.saving.held import Held, View
+from actnn.saving.module_classes import Swapped, as_plain, swap, swap_back
 from actnn.saving.recompute import rerun
 from actnn.saving.step import Opaque
-from actnn.saving.swapping import Swapped, as_plain, swap, swap_back
 from actnn.saving.uncompiled import uncompiled
 
 ACTIVATION_SHARE = 8  # an activation of a unit has at least this part of its input's elements

@@ -33,10 +33,10 @@ from actnn.saving.exclusions import (
     op_of,
     reason_to_keep,
 )
+from actnn.saving.module_classes import is_swapped
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.records import checked_bits
-from actnn.saving.swapping import is_swapped
 
 # Recurrent networks of oneDNN, cuDNN and MIOpen.
 _WITH_WORKSPACE = {"MkldnnRnnLayerBackward0", "CudnnRnnBackward0", "MiopenRnnBackward0"}

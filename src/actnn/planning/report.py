@@ -21,8 +21,8 @@ from actnn.planning.sizes import format_bytes
 from actnn.planning.timeline import Timeline, record
 from actnn.planning.units import Unit, find_units
 from actnn.saving import Record, Saving
+from actnn.saving.module_classes import is_swapped
 from actnn.saving.records import LOSSLESS
-from actnn.saving.swapping import is_swapped
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from actnn.errors import ActNNError
 from actnn.saving.active import ACTIVE, active_step
 from actnn.saving.arguments import Watched
+from actnn.saving.module_classes import Swapped, is_swapped, swap, swap_back
 from actnn.saving.records import Choice
-from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
 
 # The attribute of a module whose first recomputation was right: 'part', or 'whole' if it must not
 # stop early.

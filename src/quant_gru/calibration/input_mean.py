@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.calibration.ranks import merge_ranks
+from quant_gru.calibration.distributed import merge_ranks
 from quant_gru.integer.bias_correction import InputMean
 
 # A mean has this many bits below the largest input. Float64 sums in another order differ far below.

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from quant_gru.calibration.distributed import merge_ranks
 from quant_gru.calibration.histogram import (
     Histogram,
     central_range,
@@ -19,7 +20,6 @@ from quant_gru.calibration.histogram import (
     in_memory_order,
     merged,
 )
-from quant_gru.calibration.ranks import merge_ranks
 from quant_gru.errors import CalibrationError
 
 METHODS: Mapping[str, str] = MappingProxyType(

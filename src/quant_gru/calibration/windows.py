@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quant_gru.calibration.distributed import merge_ranks
 from quant_gru.calibration.float_run import FloatWeights, float_layers
-from quant_gru.calibration.ranks import merge_ranks
 
 STEPS = 32
 # Kept steps: as many as give this many values of one operator, and at least _LEAST.

@@ -15,7 +15,7 @@ import actnn
 from actnn import ActNNError, Choice
 from actnn.layers.chunks import InChunks
 from actnn.planning.meter import HostMeter
-from actnn.saving.swapping import is_swapped
+from actnn.saving.module_classes import is_swapped
 
 
 class Mlp(nn.Module):

@@ -12,7 +12,7 @@ from actnn.adapting import measured
 from actnn.adapting.measured import Measured
 from actnn.layers.batch_norms import BatchNorm
 from actnn.layers.normalization import Recognized
-from actnn.saving.swapping import is_swapped
+from actnn.saving.module_classes import is_swapped
 
 
 class HandRMS(nn.Module):

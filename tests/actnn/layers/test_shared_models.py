@@ -11,8 +11,8 @@ from actnn.layers.root import Root
 from actnn.planning.blocks import BlockChoice, apply
 from actnn.planning.units import find_units
 from actnn.saving import Choice
+from actnn.saving.module_classes import is_swapped
 from actnn.saving.recompute import Recomputed
-from actnn.saving.swapping import is_swapped
 
 
 class Headed(nn.Module):

@@ -19,8 +19,8 @@ from actnn.layers.normalization import Recognized
 from actnn.layers.registry import MIXINS
 from actnn.layers.root import Root
 from actnn.planning.blocks import Announced, Checkpointed, CompiledBlock, Unhooked
+from actnn.saving.module_classes import Swapped, swap, swap_back
 from actnn.saving.recompute import Recomputed, Untouched
-from actnn.saving.swapping import Swapped, swap, swap_back
 
 MODELS = (Root, InChunks, Recomputed, Untouched, CompiledBlock, Unhooked, Checkpointed, Announced)
 

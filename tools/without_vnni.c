@@ -27,7 +27,7 @@ static void answer(int number, siginfo_t *info, void *context) {
     }
     __cpuid_count((unsigned)leaf, (unsigned)part, a, b, c, d);
     if (leaf == 7 && part == 0) {
-        b &= ~(1u << 16 | 1u << 17 | 1u << 21 | 15u << 26 & ~(1u << 29) | 3u << 30);
+        b &= ~(1u << 16 | 1u << 17 | 1u << 21 | 7u << 26 | 3u << 30);
         c &= ~(1u << 1 | 1u << 6 | 1u << 11 | 1u << 12 | 1u << 14);
         d &= ~(1u << 2 | 1u << 3 | 1u << 8 | 15u << 22);
     } else if (leaf == 7 && part == 1) {
@@ -53,12 +53,12 @@ unsigned la_version(unsigned version) { return version; }
 
 static void replace(const struct link_map *library, unsigned long address) {
     unsigned char *at = (unsigned char *)(library->l_addr + address);
-    const unsigned long page = (unsigned long)sysconf(_SC_PAGESIZE);
-    void *first = (void *)((unsigned long)at & ~(page - 1));
-    if (mprotect(first, 2 * page, PROT_READ | PROT_WRITE) || memcmp(at, kCpuid, sizeof kCpuid))
+    const unsigned long within = (unsigned long)at % (unsigned long)sysconf(_SC_PAGESIZE);
+    const unsigned long size = within + sizeof kTrap;
+    if (mprotect(at - within, size, PROT_READ | PROT_WRITE) || memcmp(at, kCpuid, sizeof kCpuid))
         abort();
     memcpy(at, kTrap, sizeof kTrap);
-    mprotect(first, 2 * page, PROT_READ | PROT_EXEC);
+    mprotect(at - within, size, PROT_READ | PROT_EXEC);
 }
 
 unsigned la_objopen(struct link_map *library, Lmid_t space, uintptr_t *cookie) {

@@ -20,6 +20,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
 NOTEBOOKS = "docs/notebooks"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
+# one picture of two files on GitHub; the site chooses by its own switch, see site.css
+PICTURE = re.compile(
+    r'<picture>\n<source [^>]*srcset="([^"]+)">\n<img alt="([^"]+)" src="([^"]+)">\n</picture>'
+)
 CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`", re.M | re.S)
 
 
@@ -61,6 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links that leave docs/ lead to the place of their file on the site."""
     where = folder(page.file)
+    markdown = PICTURE.sub(r"![\2](\3){ .on-light } ![\2](\1){ .on-dark }", markdown)
 
     def placed(found: re.Match[str]) -> str:
         path = (where / found[1]).resolve()

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MIRRORS = {"README.zh-CN.md": "README.md", "docs/zh/configuration.md": "docs/configuration.md"}
+MIRRORS = {  # a page, or one section of it
+    "README.zh-CN.md": "README.md",
+    "docs/zh/configuration.md": "docs/configuration.md",
+    "docs/zh/frozen_file.md": "docs/deployment.md#The file of a frozen GRU",
+    "docs/zh/parameter_file.md": "docs/parameter_file.md",
+}
 ALONE = {"docs/zh/quick_start.md", "docs/zh/from_documents.md"}  # pages without an English one
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -46,7 +51,12 @@ def prose(text):
 
 
 def pages(chinese):
-    return [(ROOT / name).read_text(encoding="utf-8") for name in (MIRRORS[chinese], chinese)]
+    name, _, section = MIRRORS[chinese].partition("#")
+    english = (ROOT / name).read_text(encoding="utf-8")
+    if section:
+        heading = f"## {section}\n"
+        english = heading + english.split(f"\n{heading}")[1].split("\n## ")[0] + "\n"
+    return [english, (ROOT / chinese).read_text(encoding="utf-8")]
 
 
 def differences(chinese, ours, theirs):
@@ -72,7 +82,7 @@ def test_code_is_equal(page):
 @pytest.mark.parametrize("page", MIRRORS)
 def test_tables_have_the_same_figures_and_names(page):
     english, chinese = map(cells, pages(page))
-    assert len(english) > 9
+    assert len(english) > 9 or page == "docs/zh/parameter_file.md"  # which has no table
     assert chinese == english, differences(page, [*map(str, chinese)], [*map(str, english)])
 
 

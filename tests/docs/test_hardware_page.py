@@ -10,8 +10,8 @@ from quant_gru import QuantConfig
 PAGE = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
 
 TARGETS = {
-    "esp32_p4": "ESP-DL, target `esp32p4`",
-    "esp32_s3": "ESP-DL, target `esp32s3`",
+    "esp32_p4": "ESP-DL on ESP32-P4, target `esp32p4`",
+    "esp32_s3": "ESP-DL on ESP32-S3, target `esp32s3`",
     "esp32_c": "ESP-DL, target `c` (other chips)",
     "tflite_micro": "TFLite Micro, 8 bits, default build",
     "tflite_micro_single": "TFLite Micro, 8 bits, with `TFLITE_SINGLE_ROUNDING`",

@@ -66,6 +66,15 @@ def test_pictures_can_be_read_on_light_and_dark_pages():
         assert own or "prefers-color-scheme: dark" in drawn, path.name
 
 
+def test_pictures_of_pixels_have_a_dark_twin():
+    folder = ROOT / "docs" / "images"
+    for path in folder.glob("*.png"):
+        assert (folder / f"{path.stem.removesuffix('_dark')}_dark.png").exists(), path.name
+    hooks = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
+    page = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
+    assert len(hooks["PICTURE"].findall(page)) == page.count("<picture>") > 0
+
+
 def test_names_in_the_picture_of_targets_are_public():
     text = (ROOT / "docs" / "images" / "targets.svg").read_text(encoding="utf-8")
     for call in re.findall(r">(?:QuantGRU\.)?((?:export|from|trace|convert|calibrate)_\w+)", text):

@@ -311,6 +311,34 @@ def test_arguments_of_nearly_the_name():
         quantized().adjust_quant_config("z_pre", bits=12)
 
 
+@pytest.mark.parametrize(
+    ("make", "given", "meant"),
+    [
+        (QuantGRU, "quant_config", "config"),
+        (QuantGRU, "qconfig", "config"),
+        (QuantGRU, "quant_type", "config"),
+        (QuantGRU, "bits", "config"),
+        (QuantGRU, "batchfirst", "batch_first"),
+        (QuantGRU, "num_layer", "num_layers"),
+        (QuantGRUCell, "quant_config", "config"),
+        (CustomGRU, "config", "quant_type"),
+        (convert_model, "quant_config", "config"),
+        (convert_model, "in_place", "inplace"),
+    ],
+)
+def test_unknown_arguments_name_the_nearest(make, given, meant):
+    sizes = (torch.nn.GRU(C, H),) if make is convert_model else (C, H)
+    wanted = rf"^{make.__name__}\(\) got .* '{given}'; did you mean '{meant}'\?$"
+    with pytest.raises(TypeError, match=wanted):
+        make(*sizes, **{given: QuantConfig.int8()})
+
+
+@pytest.mark.parametrize("config", [QuantConfig.int8(), "int8_wide"], ids=["object", "name"])
+def test_a_configuration_in_the_place_of_num_layers(config):
+    with pytest.raises(ConfigError, match=r"Expected num_layers to be an integer, .*config="):
+        QuantGRU(C, H, config)
+
+
 def test_a_folder_that_does_not_exist(tmp_path):
     with pytest.raises(ConfigError, match=r"in a folder that exists, got folder '.*no/such'"):
         quantized().export_quant_params(tmp_path / "no" / "such" / "p.json")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from quant_gru.calibration.search import covering_quantizer
 from quant_gru.config import FIXED_RANGE, WEIGHTS, QuantConfig
-from quant_gru.config.operators import FUSIBLE, SIGMOIDS, suggest
+from quant_gru.config.operators import FUSIBLE, SIGMOIDS
 from quant_gru.errors import ConfigError, QuantGRUError
 from quant_gru.integer.qparams import (
     PRE_ACTIVATION,
@@ -56,16 +55,6 @@ class Change:
                 )
             return config.replace(name, bitwidth=None)
         return config.replace(name, **fields) if fields else config
-
-
-def refuse_unknown(names: Iterable[str]) -> None:
-    """Raise a TypeError for arguments that `QuantGRU.adjust_quant_config` does not have."""
-    for each in names:
-        known = [*Change.__dataclass_fields__, "layer", "reverse"]
-        raise TypeError(
-            f"adjust_quant_config() got an unexpected keyword argument {each!r}; "
-            f"{suggest('bitwidth' if each == 'bits' else each, known)}"
-        )
 
 
 def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QParams:

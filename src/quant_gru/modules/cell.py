@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.execution.sequence_layout import Sequence
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.modules.near_misses import refuse_unknown
 from quant_gru.torch_ops import watchers
 
 _PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -78,7 +79,9 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
         *,
         use_quantization: bool = False,
         config: OneConfig | None = None,
+        **unknown: NoReturn,
     ) -> None:
+        refuse_unknown(QuantGRUCell.__init__, unknown)
         # inference-mode parameters have no version, so changes would go undetected
         with torch.inference_mode(False):
             cell = torch.nn.GRUCell(input_size, hidden_size, bias, device, dtype)

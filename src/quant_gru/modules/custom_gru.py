@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from quant_gru.config.choice import OneConfig, as_config
 from quant_gru.errors import CalibrationError
 from quant_gru.modules.checkpoints import STATE_KEY
 from quant_gru.modules.gru import QuantGRU
+from quant_gru.modules.near_misses import refuse_unknown
 
 
 class CustomGRU(QuantGRU):
@@ -57,7 +58,9 @@ class CustomGRU(QuantGRU):
         calibration_data: Tensor | PackedSequence | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        **unknown: NoReturn,
     ) -> None:
+        refuse_unknown(CustomGRU.__init__, unknown)
         config = as_config(quant_type, "quant_type")
         given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         super().__init__(*given, device, dtype, use_quantization=use_quantization, config=config)

@@ -46,11 +46,11 @@ from quant_gru.interchange.onnx.source import Source
 from quant_gru.kernels.dispatch import PRECISIONS, load
 from quant_gru.kernels.live_weights import settled
 from quant_gru.modules import call, checkpoints, module_weights, training_options
-from quant_gru.modules.adjust import Change, refuse_unknown
+from quant_gru.modules.adjust import Change
 from quant_gru.modules.bias_overflow import warn_of_cut_biases
 from quant_gru.modules.float_zoneout import run_float
 from quant_gru.modules.frozen import FrozenQuantGRU
-from quant_gru.modules.near_misses import warn_of_near_miss
+from quant_gru.modules.near_misses import refuse_unknown, warn_of_near_miss
 from quant_gru.modules.quantization_state import OperatorState, QuantState, dropped_by, summary
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
@@ -137,8 +137,10 @@ class QuantGRU(torch.nn.GRU):
         learn_scales: bool = False,
         stash_bits: int | None = None,
         proj_size: int = 0,
+        **unknown: NoReturn,
     ) -> None:
-        _check_sizes(dropout, proj_size)
+        refuse_unknown(QuantGRU.__init__, unknown)
+        _check_sizes(num_layers, dropout, proj_size)
         # inference-mode parameters have no version, so changes would go undetected
         given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         with torch.inference_mode(False):
@@ -612,7 +614,7 @@ class QuantGRU(torch.nn.GRU):
         Raises:
             ConfigError: A rule is broken; nothing has changed then.
         """
-        refuse_unknown(unknown)
+        refuse_unknown(QuantGRU.adjust_quant_config, unknown)
         bits = None if isinstance(bitwidth, EllipsisType) else bitwidth
         fused = fused or bitwidth is None
         change = Change(bits, is_symmetric, is_unsigned, scale, exp2_inv, zero_point, fused)
@@ -850,7 +852,8 @@ class QuantGRU(torch.nn.GRU):
         rest = checkpoints.without_scales(state_dict, prefix, names, logarithms)
         key, error_msgs = prefix + checkpoints.STATE_KEY, others[-1]
         own = {name: p for name, p in self._parameters.items() if name not in self._log2_scales}
-        former = checkpoints.copies(own) if self.is_calibrated() and key not in state_dict else {}
+        fitted = self.is_calibrated() or self._state.has_statistics
+        former = checkpoints.copies(own) if fitted and key not in state_dict else {}
         super()._load_from_state_dict(rest, prefix, *others)
         if prefix + checkpoints.FROZEN_KEY in state_dict:
             error_msgs.append(
@@ -865,11 +868,12 @@ class QuantGRU(torch.nn.GRU):
                 self.use_quantization = on
             except QuantGRUError as error:
                 error_msgs.append(f"{error}{checkpoints.hint(state_dict[key])}")
-        elif self.is_calibrated() and checkpoints.differ(former, self._parameters):
+        elif checkpoints.differ(former, self._parameters):
+            has = "scales" if self.is_calibrated() else "statistics"
             warnings.warn(
                 f"{prefix.removesuffix('.') or 'the GRU'!r}: other weights were loaded without "
-                f"{checkpoints.STATE_KEY!r} into a calibrated {type(self).__name__}, whose scales "
-                "are those of its former weights; call reset_calibration() and calibrate again, "
+                f"{checkpoints.STATE_KEY!r} into a {type(self).__name__} with {has}, which are "
+                "those of its former weights; call reset_calibration() and calibrate again, "
                 "or load a checkpoint of the calibrated model",
                 QuantGRUWarning,
                 stacklevel=caller_stacklevel(),
@@ -1113,8 +1117,13 @@ def _as_flag(value: object) -> bool:
     return bool(value)
 
 
-def _check_sizes(dropout: object, proj_size: object) -> None:
+def _check_sizes(num_layers: object, dropout: object, proj_size: object) -> None:
     """Raise for arguments of other libraries' constructors, with the way to give them here."""
+    if isinstance(num_layers, QuantConfig | str):
+        raise ConfigError(
+            f"Expected num_layers to be an integer, got {num_layers!r}; give a configuration by "
+            "keyword: config=.."
+        )
     if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= float(dropout) <= 1:
         raise ConfigError(
             f"Expected dropout to be a number in [0, 1], got {dropout!r}; the order is nn.GRU's: "

@@ -1,13 +1,16 @@
-"""Attributes that are set under a name that is nearly that of a setting."""
+"""Names that are nearly those of a setting or of an argument."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from quant_gru.config.operators import suggest
 from quant_gru.errors import QuantGRUWarning, caller_stacklevel
 
 _SETTINGS = (
@@ -30,6 +33,10 @@ _SETTINGS = (
 _SIMILAR = 0.8
 # torch.ao.quantization writes it to every module
 _FOREIGN = ("qconfig",)
+# what other libraries, or other functions of this one, call an argument
+_MEANT = dict.fromkeys(
+    ("preset", "qconfig", "quant_config", "quant_type", "quantization_config"), ("config",)
+) | {"bits": ("bitwidth", "config"), "bitwidth": ("config",), "config": ("quant_type",)}
 
 
 def warn_of_near_miss(module: torch.nn.Module, name: str, value: Any) -> None:
@@ -42,4 +49,17 @@ def warn_of_near_miss(module: torch.nn.Module, name: str, value: Any) -> None:
             f"{type(module).__name__} has no setting {name!r}; did you mean {near[0]!r}?",
             QuantGRUWarning,
             stacklevel=caller_stacklevel(),
+        )
+
+
+def refuse_unknown(function: Callable[..., Any], unknown: Iterable[str]) -> None:
+    """Raise a TypeError for arguments that a function does not have; it names the nearest."""
+    for each in unknown:
+        found = inspect.signature(function).parameters.values()
+        known = [p.name for p in found if p.kind is not p.VAR_KEYWORD and p.name != "self"]
+        meant = next((name for name in _MEANT.get(each, ()) if name in known), each)
+        path = function.__qualname__.split(".")
+        called = path[0] if path[-1] == "__init__" else path[-1]
+        raise TypeError(
+            f"{called}() got an unexpected keyword argument {each!r}; {suggest(meant, known)}"
         )

@@ -6,7 +6,7 @@ import copy
 import os
 import warnings
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast, overload
+from typing import Any, NoReturn, TypeVar, cast, overload
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
@@ -16,6 +16,7 @@ from quant_gru.errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.modules.module_weights import compute_weights
+from quant_gru.modules.near_misses import refuse_unknown
 from quant_gru.whole_models.selection import ModelConfig, Selection
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -59,7 +60,7 @@ def convert_model(model: Model, config: ModelConfig = None, inplace: bool = Fals
 
 
 def convert_model(
-    model: torch.nn.Module, config: ModelConfig = None, inplace: bool = False
+    model: torch.nn.Module, config: ModelConfig = None, inplace: bool = False, **unknown: NoReturn
 ) -> torch.nn.Module:
     """Replace every nn.GRU and nn.GRUCell of a model by a quantized one with the same parameters.
 
@@ -77,6 +78,7 @@ def convert_model(
             pattern that matches decides. None for the default of all GRUs.
         inplace: True to change `model` itself, with new GRUs that share its parameters; False to
             change a deep copy and leave `model` unchanged.
+        **unknown: None; others are a TypeError that names the nearest.
 
     Returns:
         The converted model. Type checkers know the class of a single GRU; a model keeps its own
@@ -89,6 +91,7 @@ def convert_model(
     Example:
         >>> mixed = convert_model(model, {"encoder.*": "int16", "head.gru": None, "*": "int8_wide"})
     """
+    refuse_unknown(convert_model, unknown)
     selection = Selection(config)
     _require_grus(model)
     # chosen before anything is copied or changed

@@ -42,7 +42,7 @@ inline float share_of(const Limits &limits, float v, float m) {
     typedef Magic<float> R;
     if (QG_RULE == QG_HALF_EVEN) return share_of(limits, R::fma(v, m, kRounding));
     if (QG_RULE == QG_FLOOR) return share_of(limits, R::fma_down(v, m, kRounding));
-    const float size = QG_RULE == QG_HALF_AWAY ? fabsf(v) : v;
+    const float size = QG_RULE == QG_HALF_AWAY ? R::size(v) : v;
     const float rounded = R::plus_down(R::fma_down(size, m, 1 / 512.f), kRounding);
     if (QG_RULE == QG_HALF_UP) return share_of(limits, rounded);
     const float code = R::with_sign(R::plus(rounded, -kRounding), v);

@@ -51,8 +51,7 @@ class Executor:
         """Return an object that runs all layers and directions of a plan on real values.
 
         Return None if an operator has more than 16 bits, if the reference executor runs, if the
-        input has a zero point outside of its codes, or, on a GPU, if sums are rounded twice
-        (`double`).
+        input has a zero point outside of its codes, or if sums are rounded twice on a GPU.
 
         Args:
             plan: The plan.
@@ -341,7 +340,7 @@ class CPU(Executor):
 class CUDA(Executor):
     """The CUDA kernels."""
 
-    def stack_of(self, plan: GRUPlan) -> Stack | None:
+    def stack_of(self, plan: GRUPlan) -> cuda_stack.Stack | None:
         """See `Executor`."""
         return None if plan.is_far else cuda_stack.stack_of(plan)
 
@@ -354,9 +353,8 @@ class CUDA(Executor):
         """See `Executor`."""
         device = plan.cells[0][0].weights.W.device
         # 'fp32' depends on PyTorch's current float32 matmul precision
-        if precision == "fp32" or capturing(device):
-            return None
-        stack = self.stack_of(plan)
+        known = precision != "fp32" and not capturing(device)
+        stack = self.stack_of(plan) if known else None
         return None if stack is None else PreparedBackward(plan, precision, stack.machine)
 
     def contents_of(self, weights: Sequence[Tensor]) -> Contents | None:

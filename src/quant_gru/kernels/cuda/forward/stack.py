@@ -59,8 +59,7 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
         machine = machine_of(device)
     runs = all(numbers_of(cell).form.narrow for cell in cells)
     stack = Stack(plan, machine) if runs else None
-    reason = "operators have over 16 bits, or sums are rounded twice"
-    how = "whole calls" if runs else f"each layer by itself, as {reason}"
+    how = "whole calls" if runs else "each layer by itself, with over 16 bits or rounded twice"
     _logger.debug("plan of %d cells on %s: %s kernels, %s", len(cells), device, machine.arch, how)
     if not capturing(device):
         # a captured graph computes nothing before its replay

@@ -205,13 +205,11 @@ class Numbers:
     def added(self) -> int:
         """A bound on what is added to W x before rounding to a byte; see `finish_held`.
 
-        With rules other than half_even it is twice as large. So float32 has at least the steps of
-        the multiplier around the number that is added.
+        Twice that with rules other than half_even: float32 then has steps of the multiplier there.
         """
         lo = self._Wx.lo - self._Wx.zero_point
-        if self.form.rounding:
-            return 2 * abs(lo) + 1
-        return abs(lo + 127 if lo % 2 else lo + 128)
+        even = abs(lo + 127 if lo % 2 else lo + 128)
+        return 2 * abs(lo) + 1 if self.form.rounding else even
 
     @_cached
     def exact_float(self) -> tuple[Tensor, Tensor]:

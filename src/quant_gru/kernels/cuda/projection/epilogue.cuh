@@ -257,8 +257,7 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
     const int lo = (int)p.lo, hi = (int)p.hi, code_lo = (int)p.code_lo;
     // For CODES == 3, a saturating instruction applies the limits. Adding an even number before
     // rounding does not change ties: subtract the smallest code or, if it is odd, negate the value
-    // and add the largest code. Other rules have no ties to
-    // change; those that need two instructions subtract the smallest code from the rounded value.
+    // and add the largest code. Rules of several instructions subtract the smallest one at the end.
     constexpr bool kFolds = QG_RULE == QG_HALF_EVEN || QG_RULE == QG_FLOOR;
     const bool whole = CODES == 3;
     const bool flipped = QG_RULE == QG_HALF_EVEN && whole && code_lo & 1;
@@ -314,9 +313,8 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
 // With ties to even the instruction clamps to -128 and 127. The number added before rounding is
 // even, so that ties round to the same code. It moves the smallest code to -128 or, if that code is
 // odd, the negated largest code. With other rules it clamps to 0 and 255: the smallest code is
-// subtracted, and half of a code is added. A sum that is rounded down to a number of float, and
-// then down to an integer, is rounded down once. With QG_HALF_AWAY, the number below that half
-// turns ties of negative results down. It changes nothing else, as it is at most a multiplier less.
+// subtracted, and half of a code is added; see `round_product`. With QG_HALF_AWAY, the number below
+// it turns ties of negative results down, and nothing else: it is at most a multiplier less.
 // See Numbers.exact_float for the magnitudes allowed.
 template <class Sum>
 inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,

@@ -23,19 +23,11 @@ inline Real rounded_to(Real a, Real b, Real c, bool fused) {
     return found;
 }
 inline float __fmaf_rd(float a, float b, float c) { return rounded_to<FE_DOWNWARD>(a, b, c, true); }
-inline float __fmaf_rz(float a, float b, float c) {
-    return rounded_to<FE_TOWARDZERO>(a, b, c, true);
-}
 inline double __fma_rd(double a, double b, double c) {
     return rounded_to<FE_DOWNWARD>(a, b, c, true);
 }
-inline double __fma_rz(double a, double b, double c) {
-    return rounded_to<FE_TOWARDZERO>(a, b, c, true);
-}
 inline float __fadd_rd(float a, float b) { return rounded_to<FE_DOWNWARD>(a, b, 0.f, false); }
-inline float __fadd_rz(float a, float b) { return rounded_to<FE_TOWARDZERO>(a, b, 0.f, false); }
 inline double __dadd_rd(double a, double b) { return rounded_to<FE_DOWNWARD>(a, b, 0., false); }
-inline double __dadd_rz(double a, double b) { return rounded_to<FE_TOWARDZERO>(a, b, 0., false); }
 inline int32_t __float_as_int(float v) {
     int32_t i;
     std::memcpy(&i, &v, 4);

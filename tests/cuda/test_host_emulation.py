@@ -6,6 +6,7 @@ the split of sums, the gate arithmetic and its tables.
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,22 @@ def test_scales_apart(host, kind):
         expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
         got = executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, machine=host)
         assert same(got, expected), f"seed {seed}"
+
+
+def test_results_beside_ties_of_any_multiplier(host, monkeypatch):
+    """623 * M is a unit less than half of 2^34. Multipliers of sums are powers of two."""
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,4")
+    (plan,) = quantized(QuantConfig.int8().replace_globals(rounding="half_away"), 5, 32)
+    part, rows = plan.weights, 96
+    assert plan.shift_Br == 0
+    Rh = replace(
+        part.Rh, multipliers=(torch.full((rows,), 13788017),), shift=torch.full((rows,), 34)
+    )
+    biases = torch.tensor([-623, 623, -624, 624], dtype=part.Br.dtype).repeat(rows // 4)
+    plan = replace(plan, weights=replace(part, R=torch.zeros_like(part.R), Br=biases, Rh=Rh))
+    assert numbers_of(plan).form.saturated
+    x, h0 = codes(plan.x, 6, 8, 5), codes(plan.h, 8, 32)
+    assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
 
 
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])

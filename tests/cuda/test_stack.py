@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Kept
+from quant_gru.kernels import dispatch
 from quant_gru.kernels._native import shared_form
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.plan import structure
@@ -140,6 +142,16 @@ def test_whole_calls_by_other_rules(host, monkeypatch, rule, width, scales, rows
     assert "recurrent" in names
     assert "generic" not in names
     assert ("project_groups" in names) == (arch == "sm_90a")
+
+
+@pytest.mark.parametrize("rule", ROUNDINGS)
+def test_calls_by_every_rule_but_double_are_whole(host, monkeypatch, rule):
+    monkeypatch.setattr("quant_gru.kernels.cuda.machine.machine_of", lambda device: host)
+    plan = quantized(QuantConfig.int8().replace_globals(rounding=rule))._plan()
+    cuda = dispatch.CUDA()
+    whole = rule != "double"
+    assert (cuda.stack_of(plan) is not None) == whole
+    assert (cuda.prepared_backward(plan, "bf16") is not None) == whole
 
 
 def check_calls(gru, host, rows):

@@ -383,6 +383,7 @@ class Form:
     own: Gates | None = None
     saturated: bool = False
     powers: bool = False
+    rounding: int = 0
     @property
     def recurrence(self) -> Gates: ...
     @property

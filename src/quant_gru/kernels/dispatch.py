@@ -51,8 +51,7 @@ class Executor:
         """Return an object that runs all layers and directions of a plan on real values.
 
         Return None if an operator has more than 16 bits, if the reference executor runs, if the
-        input has a zero point outside of its codes, or if the kernels of stacks do not know the
-        rule of rounding.
+        input has a zero point outside of its codes, or if sums are rounded twice on a GPU.
 
         Args:
             plan: The plan.
@@ -341,24 +340,21 @@ class CPU(Executor):
 class CUDA(Executor):
     """The CUDA kernels."""
 
-    def stack_of(self, plan: GRUPlan) -> Stack | None:
+    def stack_of(self, plan: GRUPlan) -> cuda_stack.Stack | None:
         """See `Executor`."""
-        runs = plan.rounds_to_even and not plan.is_far
-        return cuda_stack.stack_of(plan) if runs else None
+        return None if plan.is_far else cuda_stack.stack_of(plan)
 
     def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
         """See `Executor`."""
-        runs = plan.rounds_to_even and not plan.is_far
-        stack = cuda_stack.stack_of(plan) if runs else None
+        stack = self.stack_of(plan)
         return None if stack is None else (stack.prepared_step(guard), stack.prepare_step)
 
     def prepared_backward(self, plan: GRUPlan, precision: str) -> Prepared | None:
         """See `Executor`."""
         device = plan.cells[0][0].weights.W.device
         # 'fp32' depends on PyTorch's current float32 matmul precision
-        if plan.is_far or not plan.rounds_to_even or precision == "fp32" or capturing(device):
-            return None
-        stack = cuda_stack.stack_of(plan)
+        known = precision != "fp32" and not capturing(device)
+        stack = self.stack_of(plan) if known else None
         return None if stack is None else PreparedBackward(plan, precision, stack.machine)
 
     def contents_of(self, weights: Sequence[Tensor]) -> Contents | None:

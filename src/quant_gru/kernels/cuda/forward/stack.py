@@ -35,7 +35,7 @@ _stacks: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], Stack | None]] = (
 def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
     """Return the stack of a plan, which is created at its first use.
 
-    Return None if an operator has more than 16 bits.
+    Return None if an operator has more than 16 bits, or if sums are rounded twice (`double`).
 
     Args:
         plan: The plan, on a GPU.
@@ -59,7 +59,7 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
         machine = machine_of(device)
     runs = all(numbers_of(cell).form.narrow for cell in cells)
     stack = Stack(plan, machine) if runs else None
-    how = "whole calls" if runs else "each layer by itself, as operators have over 16 bits"
+    how = "whole calls" if runs else "each layer by itself, with over 16 bits or rounded twice"
     _logger.debug("plan of %d cells on %s: %s kernels, %s", len(cells), device, machine.arch, how)
     if not capturing(device):
         # a captured graph computes nothing before its replay
@@ -72,7 +72,7 @@ class Stack:
     """All layers and directions of a GRU on a GPU, with real inputs and outputs.
 
     Args:
-        plan: The plan, whose operators have at most 16 bits.
+        plan: A plan that `stack_of` takes.
         machine: The GPU that runs the kernels.
 
     Attributes:

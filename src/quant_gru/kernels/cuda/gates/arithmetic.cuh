@@ -29,11 +29,10 @@ struct Magic<float> {
     static inline float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
     static inline float times(float a, float b) { return __fmul_rn(a, b); }
     static inline float plus(float a, float b) { return __fadd_rn(a, b); }
-    // rounded down, and toward zero
+    // rounded down
     static inline float fma_down(float a, float b, float c) { return __fmaf_rd(a, b, c); }
     static inline float plus_down(float a, float b) { return __fadd_rd(a, b); }
-    static inline float fma_in(float a, float b, float c) { return __fmaf_rz(a, b, c); }
-    static inline float plus_in(float a, float b) { return __fadd_rz(a, b); }
+    static inline float size(float v) { return fabsf(v); }
     static inline float with_sign(float v, float of) { return copysignf(v, of); }
     // 1/2, or the number below it if v is negative
     static inline float half_toward(float v) {
@@ -54,8 +53,7 @@ struct Magic<double> {
     static inline double plus(double a, double b) { return __dadd_rn(a, b); }
     static inline double fma_down(double a, double b, double c) { return __fma_rd(a, b, c); }
     static inline double plus_down(double a, double b) { return __dadd_rd(a, b); }
-    static inline double fma_in(double a, double b, double c) { return __fma_rz(a, b, c); }
-    static inline double plus_in(double a, double b) { return __dadd_rz(a, b); }
+    static inline double size(double v) { return fabs(v); }
     static inline double with_sign(double v, double of) { return copysign(v, of); }
     static inline double half_toward(double v) { return v < 0 ? 0x1.fffffffffffffp-2 : 0.5; }
     static inline int32_t integer(double v) { return __double2loint(v); }
@@ -126,10 +124,10 @@ inline Real round_product(Real a, Real b, Real sign) {
     if (kRule == QG_HALF_EVEN) return R::fma(a, b, R::number());
     if (kRule == QG_FLOOR) return R::fma_down(a, b, R::number());
     if (kRule == QG_HALF_UP) return R::plus_down(R::fma_down(a, b, (Real)0.5), R::number());
-    // magnitudes are rounded down; a magic number of the same sign is exchanged at the end
-    const Real magic = R::with_sign(R::number(), sign);
-    const Real size = R::fma_in(a, b, R::with_sign((Real)0.5, sign));
-    return R::plus(R::plus_in(size, magic), R::plus(R::number(), -magic));
+    // the magnitude is rounded up at ties; then the magic number is added to 1 or -1 times it
+    const Real one = R::with_sign((Real)1, sign);
+    const Real size = R::plus_down(R::fma_down(R::size(a), R::size(b), (Real)0.5), R::number());
+    return R::fma(size, one, R::fma(-R::number(), one, R::number()));
 }
 
 // Return v, which is exact, rounded, plus the magic number. With QG_HALF_AWAY, a number just below

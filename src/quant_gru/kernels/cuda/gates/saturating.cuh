@@ -37,15 +37,16 @@ inline float share_of(const Limits &limits, float rounded) {
     return fminf(plus_saturated(rounded, limits.less), limits.top);
 }
 
-// Return the fraction of v * m, where m is the multiplier divided by 256.
+// Return the fraction of v * m, where m is the multiplier divided by 256, and 1/512 half of a code.
 inline float share_of(const Limits &limits, float v, float m) {
     typedef Magic<float> R;
     if (QG_RULE == QG_HALF_EVEN) return share_of(limits, R::fma(v, m, kRounding));
     if (QG_RULE == QG_FLOOR) return share_of(limits, R::fma_down(v, m, kRounding));
-    // half of a code, 1/512, or the number below it; see `round_exact`
-    int half = 0x3B000000;
-    if (QG_RULE == QG_HALF_AWAY) half += __float_as_int(v) >> 31;
-    return share_of(limits, R::plus_down(R::fma_down(v, m, __int_as_float(half)), kRounding));
+    const float size = QG_RULE == QG_HALF_AWAY ? R::size(v) : v;
+    const float rounded = R::plus_down(R::fma_down(size, m, 1 / 512.f), kRounding);
+    if (QG_RULE == QG_HALF_UP) return share_of(limits, rounded);
+    const float code = R::with_sign(R::plus(rounded, -kRounding), v);
+    return fminf(plus_saturated(code, R::plus(limits.less, kRounding)), limits.top);
 }
 
 // What a factor of two codes' product is to QG_HALF_AWAY: it moves ties away from zero, and other

@@ -128,7 +128,9 @@ std::array<MatrixC, 2> UploadedCell::transposed() {
 std::array<int32_t, 2> UploadedCell::exact_of_W() const {
     const bool two = x_planes() == 2, long_sums = two && C() > 512;
     const int64_t lo = n_.Wx.lo() - n_.Wx.zero;
-    const auto added = static_cast<double>(lo % 2 ? lo + 127 : -128 - lo);
+    const bool even = n_.rounding == QG_HALF_EVEN;
+    const auto added = static_cast<double>(even ? std::llabs(lo % 2 ? lo + 127 : lo + 128)
+                                                : 2 * std::llabs(lo) + 1);
     std::array<int32_t, 2> all{1, 1};
     for (int64_t row = 0; row < 3 * H(); ++row) {
         int64_t size = 0, sum = 0;
@@ -149,7 +151,7 @@ std::array<int32_t, 2> UploadedCell::exact_of_W() const {
         } else {
             const bool normal = reach < 1 << 24 && is_normal(m);
             first = normal && whole * m < kMagic;
-            const double most = whole * std::max(m, 1.0) + std::fabs(added) / std::min(m, 1.0);
+            const double most = whole * std::max(m, 1.0) + added / std::min(m, 1.0);
             second = normal && is_power(m) && most <= 16777216.0;
         }
         all[0] = all[0] && first;

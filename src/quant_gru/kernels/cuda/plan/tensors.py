@@ -204,9 +204,13 @@ class Numbers:
 
     @property
     def added(self) -> int:
-        """The constant that is added to W x before rounding to a byte; see `finish_held`."""
+        """A bound on what is added to W x before rounding to a byte; see `finish_held`.
+
+        Twice that with rules other than half_even: float32 then has steps of the multiplier there.
+        """
         lo = self._Wx.lo - self._Wx.zero_point
-        return lo + 127 if lo % 2 else -128 - lo
+        even = abs(lo + 127 if lo % 2 else lo + 128)
+        return 2 * abs(lo) + 1 if self.form.rounding else even
 
     @_cached
     def exact_float(self) -> tuple[Tensor, Tensor]:
@@ -252,7 +256,7 @@ class Numbers:
                 elif which == 0:
                     # integers in units of min(m, 1)
                     power, below = torch.frexp(m)[0] == 0.5, m.clamp(max=1)
-                    most = reach * m.clamp(min=1) + abs(self.added) / below
+                    most = reach * m.clamp(min=1) + self.added / below
                     fits = [fits[0] & (reach * m < MAGIC), fits[0] & power & (most <= 1 << 24)]
             found.append(torch.stack([each.all() for each in fits]).to(torch.int32))
         return found[0], found[1]

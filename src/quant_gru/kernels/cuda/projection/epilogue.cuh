@@ -257,8 +257,7 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
     const int lo = (int)p.lo, hi = (int)p.hi, code_lo = (int)p.code_lo;
     // For CODES == 3, a saturating instruction applies the limits. Adding an even number before
     // rounding does not change ties: subtract the smallest code or, if it is odd, negate the value
-    // and add the largest code. Other rules have no ties to
-    // change; those that need two instructions subtract the smallest code from the rounded value.
+    // and add the largest code. Rules of several instructions subtract the smallest one at the end.
     constexpr bool kFolds = QG_RULE == QG_HALF_EVEN || QG_RULE == QG_FLOOR;
     const bool whole = CODES == 3;
     const bool flipped = QG_RULE == QG_HALF_EVEN && whole && code_lo & 1;
@@ -307,50 +306,52 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
 }
 #endif
 
-// An exact value, rounded by a rule other than ties to even, plus an integer.
-inline int rounded_plus(float v, float added) {
-    typedef Magic<float> R;
-    if (QG_RULE == QG_HALF_AWAY)
-        return __float2int_rz(R::plus_in(v, R::with_sign(0.5f, v))) + (int)added;
-    return __float2int_rd(R::plus_down(v, QG_RULE == QG_HALF_UP ? added + 0.5f : added));
-}
-
 // Requantize if `ends_held` is true: multipliers are powers of two, and float represents the
 // unrounded result exactly. Then a conversion rounds, and one instruction clamps two results.
 // sum(plane, gate, column, i) lacks the bias.
 //
-// The instruction clamps to -128 and 127. The number added before rounding is even, so that ties
-// round to the same code. It moves the smallest code to -128 or, if that code is odd, the negated
-// largest code. See Numbers.exact_float for the magnitudes allowed. Other rules add to the rounded
-// value.
+// With ties to even the instruction clamps to -128 and 127. The number added before rounding is
+// even, so that ties round to the same code. It moves the smallest code to -128 or, if that code is
+// odd, the negated largest code. With other rules it clamps to 0 and 255: the smallest code is
+// subtracted, and half of a code is added; see `round_product`. With QG_HALF_AWAY, the number below
+// it turns ties of negative results down, and nothing else: it is at most a multiplier less.
+// See Numbers.exact_float for the magnitudes allowed.
 template <class Sum>
 inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
                         const float (&m)[3][2], const int (&folded)[3][2]) {
     typedef Magic<float> R;
-    constexpr bool kEven = QG_RULE == QG_HALF_EVEN;
+    constexpr bool kEven = QG_RULE == QG_HALF_EVEN, kAway = QG_RULE == QG_HALF_AWAY;
     const bool negative = kEven && (int)p.lo & 1;
-    const uint32_t flip = negative ? 0x7F7F7Fu : 0x808080u;
-    const float even = (float)(negative ? (int)p.hi - 128 : -128 - (int)p.lo);
+    const uint32_t flip = !kEven ? 0 : negative ? 0x7F7F7Fu : 0x808080u;
+    const float added = kEven ? (float)(negative ? (int)p.hi - 128 : -128 - (int)p.lo)
+                              : (float)-(int)p.lo + (QG_RULE == QG_FLOOR ? 0.f : 0.5f);
     float factor[3][2], rest[3][2];
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
-        const float v = m[i / 2][i % 2];
+        const float v = m[i / 2][i % 2], bias = (float)folded[i / 2][i % 2];
         factor[i / 2][i % 2] = negative ? -v : v;
-        rest[i / 2][i % 2] =
-            R::fma((float)folded[i / 2][i % 2], factor[i / 2][i % 2], kEven ? even : 0.f);
+        // if rounded, this lacks the half of a multiplier above 1/2, whose results have no ties
+        rest[i / 2][i % 2] = kEven   ? R::fma(bias, factor[i / 2][i % 2], added)
+                             : kAway ? R::times(bias, v)
+                                     : R::fma_down(bias, v, added);
     }
+    const auto rounded = [&](float total, float factor, float rest) {
+        if (kEven) return __float2int_rn(R::fma(total, factor, rest));
+        if (!kAway) return __float2int_rd(R::fma_down(total, factor, rest));
+        const float v = R::fma(total, factor, rest);
+        const int below = __float_as_int(v) >> 31;
+        return __float2int_rd(R::plus_down(v, __int_as_float(__float_as_int(added) + below)));
+    };
     // 0, hidden from the compiler, which would emit more instructions for a constant
     const int nothing = __float2int_rn((float)(int)p.wide);
     store_words<COLUMNS>(p, flat, count, group, [&](int column, int i) {
         int v[3];
 #pragma unroll
-        for (int gate = 0; gate < 3; ++gate) {
-            const float total = (float)sum(0, gate, column, i);
-            const float v_gate = R::fma(total, factor[gate][i / 2], rest[gate][i / 2]);
-            v[gate] = kEven ? __float2int_rn(v_gate) : rounded_plus(v_gate, even);
-        }
-        const uint32_t last = saturated_bytes<true>(v[2], nothing, 0);
-        return saturated_bytes<true>(v[0], v[1], last) ^ flip;
+        for (int gate = 0; gate < 3; ++gate)
+            v[gate] =
+                rounded((float)sum(0, gate, column, i), factor[gate][i / 2], rest[gate][i / 2]);
+        const uint32_t last = saturated_bytes<kEven>(v[2], nothing, 0);
+        return saturated_bytes<kEven>(v[0], v[1], last) ^ flip;
     });
 }
 

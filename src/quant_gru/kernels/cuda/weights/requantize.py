@@ -234,7 +234,7 @@ class Writer:
                 c.gemm, c.folded, c.padded = weights.data_ptr(), folded.data_ptr(), len(weights)
             if numbers is not None and "exact_float" in made:
                 c.whole = numbers.form.in_int32 if which else 2 * (numbers.x_planes == 2)
-                c.long_sums, c.added = numbers.long_sums, abs(numbers.added)
+                c.long_sums, c.added = numbers.long_sums, numbers.added
                 c.exact_float = made["exact_float"][which].data_ptr()
         c = arguments.operands[0]
         c.folded_bytes = c.m_float = None

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -77,10 +78,11 @@ nb::tuple layer_backward_of(const std::vector<DirectionTuple> &given, int64_t T,
                             const std::array<bool, 5> &wanted, const PrecisionTuple &precision,
                             const cuda::Clusters &clusters, const BackwardPolicy &policy) {
     if (given.empty() || given.size() > 2) throw nb::value_error("Expected one or two directions");
+    std::vector<std::unique_ptr<cuda::Cell>> cells;
     std::vector<cuda::BackwardDirection> directions;
     for (const auto &[cell, reverse, kinds] : given) {
         cuda::BackwardDirection &each = directions.emplace_back();
-        each.cell = cell_of(cell);
+        each.cell = cells.emplace_back(cell_of(cell)).get();
         each.reverse = reverse;
         each.weight_kinds = kinds;
         for (size_t slot = 0; slot < cuda::kSlotCount; ++slot)

@@ -356,18 +356,15 @@ class Lister {
                         const WantedGradients &wanted) {
         std::vector<BackwardDirection> directions;
         for (int64_t i = d; i < end; ++i) {
-            GRUCell &cell = cells_[static_cast<size_t>(layer * D_ + i)];
+            const GRUCell &cell = cells_[static_cast<size_t>(layer * D_ + i)];
             BackwardDirection &each = directions.emplace_back();
-            each.cell = std::move(cell.cell);
+            each.cell = cell.cell.get();
             each.reverse = i == 1;
             each.weight_kinds = cell.weight_kinds;
             each.at = slots[static_cast<size_t>(i)];
         }
         LayerBackward made =
             layer_backward(directions, T_, N_, wanted, precision_, clusters_, policy_);
-        for (int64_t i = d; i < end; ++i)
-            cells_[static_cast<size_t>(layer * D_ + i)].cell =
-                std::move(directions[static_cast<size_t>(i - d)].cell);
         for (BackwardStep &each : made.steps)
             made_.steps.push_back({std::move(each.launch), std::move(each.matrices), {}});
         add_products(layer, d, made);

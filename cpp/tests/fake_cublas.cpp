@@ -28,15 +28,6 @@ int gemm(int transA, int transB, int m, int n, int k, const T *alpha, const T *A
     return 0;
 }
 
-// op(A) (m, k) transposed in memory, and B (k, n): bytes, with sums in int32.
-void bytes(int m, int n, int k, const int8_t *A, const int8_t *B, int32_t *C) {
-    for (int64_t j = 0; j < n; ++j)
-        for (int64_t i = 0; i < m; ++i) {
-            int32_t &sum = C[i + j * m] = 0;
-            for (int64_t l = 0; l < k; ++l) sum += A[l + i * k] * B[l + j * k];
-        }
-}
-
 }  // namespace
 
 FAKE cublasCreate_v2(Handle **handle) { return *handle = new Handle, 0; }
@@ -58,16 +49,4 @@ FAKE cublasDgemm_v2(Handle *handle, int transA, int transB, int m, int n, int k,
                     const double *beta, double *C, int ldc) {
     if (handle->mode) return 13;
     return gemm(transA, transB, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
-}
-
-FAKE cublasGemmEx(Handle *handle, int transA, int transB, int m, int n, int k, const void *,
-                  const void *A, int typeA, int lda, const void *B, int typeB, int ldb,
-                  const void *, void *C, int typeC, int ldc, int compute, int algorithm) {
-    if (handle->mode) return 13;
-    const bool plain = transA && !transB && lda == k && ldb == k && ldc == m && algorithm == -1;
-    if (!plain || typeA != 3 || typeB != 3 || typeC != 10 || compute != 70 || m % 4 || k % 4)
-        return 15;  // CUBLAS_STATUS_NOT_SUPPORTED
-    bytes(m, n, k, static_cast<const int8_t *>(A), static_cast<const int8_t *>(B),
-          static_cast<int32_t *>(C));
-    return 0;
 }

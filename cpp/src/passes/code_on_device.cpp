@@ -181,25 +181,19 @@ struct CodeOnDevice<T>::State {
     }
 
     void multiply(const GradientProduct &each, const Addresses &given) const {
-        const auto pointer = [&given](auto type, const Place &place) {
-            return reinterpret_cast<decltype(type) *>(given[static_cast<size_t>(place.block)] +
-                                                      static_cast<Address>(place.offset));
+        const auto pointer = [&given](const Place &place) {
+            return reinterpret_cast<float *>(given[static_cast<size_t>(place.block)] +
+                                             static_cast<Address>(place.offset));
         };
         const auto &[left, right, transposed] = each.product;
-        if (left.element == Element::int8) {
-            products->multiply_bytes(pointer(int8_t(), left.place()), left.rows,
-                                     pointer(int8_t(), right.place()), left.columns, right.rows,
-                                     pointer(int32_t(), each.result));
-            return;
-        }
-        Strided<float> A{pointer(float(), left.place()), left.columns, 1};
+        Strided<float> A{pointer(left.place()), left.columns, 1};
         int64_t rows = left.rows, terms = left.columns;
         if (transposed) {
             std::swap(A.row, A.column);
             std::swap(rows, terms);
         }
-        products->multiply(A, rows, pointer(float(), right.place()), terms, right.columns,
-                           pointer(float(), each.result), false);
+        products->multiply(A, rows, pointer(right.place()), terms, right.columns,
+                           pointer(each.result), false);
     }
 
     // Lists a forward pass, and returns the bytes of its workspace.
@@ -262,11 +256,19 @@ struct CodeOnDevice<T>::State {
         const LayerBackward made =
             layer_backward(directions, steps, N, {true, true, true, true, true}, kPrecision,
                            layers->chip.clusters);
-        for (const BackwardStep &each : made.steps)
-            if (each.launch)
+        for (const BackwardStep &each : made.steps) {
+            if (each.launch) {
                 to.add(*each.launch);
+                continue;
+            }
+            const cuda::Matrix &left = each.matrices[0], &right = each.matrices[1];
+            const Place result = each.matrices[2].place();
+            if (left.element == Element::int8)
+                to.add(byte_product(left.place(), right.place(), result, left.rows, left.rows, 0,
+                                    left.columns, right.rows));
             else
-                to.add({{each.matrices[0], each.matrices[1], false}, each.matrices[2].place()});
+                to.add({{left, right, false}, result});
+        }
         const auto &found = made.directions[0];
         const auto add = [&to, H = H](const std::optional<LastProduct> &product, Array columns,
                                       int64_t K) {

@@ -12,10 +12,8 @@
 namespace quant_gru {
 namespace {
 
-enum : int { kPlain = 0, kTransposed = 1 };             // CUBLAS_OP_N, CUBLAS_OP_T
-enum : int { kHostPointers = 0 };                       // CUBLAS_POINTER_MODE_HOST
-enum : int { kInt8 = 3, kInt32 = 10 };                  // CUDA_R_8I, CUDA_R_32I
-enum : int { kComputeInt32 = 70, kAnyAlgorithm = -1 };  // CUBLAS_COMPUTE_32I, CUBLAS_GEMM_DEFAULT
+enum : int { kPlain = 0, kTransposed = 1 };  // CUBLAS_OP_N, CUBLAS_OP_T
+enum : int { kHostPointers = 0 };            // CUBLAS_POINTER_MODE_HOST
 
 template <class T>
 using Gemm = int (*)(cublasHandle_t handle, int transA, int transB, int m, int n, int k,
@@ -32,10 +30,6 @@ struct Cublas {
     int (*cublasSetPointerMode)(cublasHandle_t handle, int mode);
     Gemm<float> cublasSgemm;
     Gemm<double> cublasDgemm;
-    int (*cublasGemmEx)(cublasHandle_t handle, int transA, int transB, int m, int n, int k,
-                        const void *alpha, const void *A, int typeA, int lda, const void *B,
-                        int typeB, int ldb, const void *beta, void *C, int typeC, int ldc,
-                        int compute, int algorithm);
 
     Gemm<float> gemm(float) const { return cublasSgemm; }
     Gemm<double> gemm(double) const { return cublasDgemm; }
@@ -69,7 +63,6 @@ Cublas opened() {
     library.find(c.cublasSetPointerMode, "cublasSetPointerMode_v2");
     library.find(c.cublasSgemm, "cublasSgemm_v2");
     library.find(c.cublasDgemm, "cublasDgemm_v2");
-    library.find(c.cublasGemmEx, "cublasGemmEx");
     return c;
 }
 
@@ -116,14 +109,6 @@ template void Products::multiply(const Strided<float> &, int64_t, const float *,
                                  float *, bool) const;
 template void Products::multiply(const Strided<double> &, int64_t, const double *, int64_t, int64_t,
                                  double *, bool) const;
-
-void Products::multiply_bytes(const int8_t *A, int64_t M, const int8_t *B, int64_t K, int64_t N,
-                              int32_t *C) const {
-    const int32_t one = 1, zero = 0;
-    check(cublas().cublasGemmEx(handle_, kTransposed, kPlain, size(N), size(M), size(K), &one, B,
-                                kInt8, size(K), A, kInt8, size(K), &zero, C, kInt32, size(N),
-                                kComputeInt32, kAnyAlgorithm));
-}
 
 Products::Settings::Settings(const Products &products, cuda::Stream stream)
     : handle_(products.handle_), stream_(stream) {

@@ -25,11 +25,6 @@ class Products {
     void multiply(const Strided<T> &A, int64_t M, const T *B, int64_t K, int64_t N, T *C,
                   bool add) const;
 
-    // C (M, N) = A B' of bytes A (M, K) and B (N, K). K and N are multiples of 4. Throws
-    // DeviceError.
-    void multiply_bytes(const int8_t *A, int64_t M, const int8_t *B, int64_t K, int64_t N,
-                        int32_t *C) const;
-
     // Uses a stream and, until the object is destroyed, changes no other setting of the handle.
     class Settings {
      public:

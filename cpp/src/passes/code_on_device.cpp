@@ -30,7 +30,10 @@ enum Array : size_t { mask = kBlockCount + 1, dh_new, dx, dW, dR, dbx, dbr, dh, 
 using Addresses = std::array<Address, arrays>;
 
 Place at(size_t array, int64_t offset = 0) { return {static_cast<Block>(array), offset}; }
-Place fixed(Address value) { return {Block::fixed, static_cast<int64_t>(value)}; }
+template <class Number>
+Place fixed(Number value) {
+    return {Block::fixed, static_cast<int64_t>(value)};
+}
 
 Address address_of(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
@@ -228,30 +231,25 @@ struct CodeOnDevice<T>::State {
         };
         constexpr auto x = static_cast<size_t>(Block::x), h = static_cast<size_t>(Block::h0);
         slot(Slot::x) = to.rearranged("transpose", x, C, steps * N, sizeof(T));
-        slot(Slot::x_step) = fixed(static_cast<Address>(N * C));
-        slot(Slot::x_next) = fixed(static_cast<Address>(C));
+        slot(Slot::x_step) = fixed(N * C);
+        slot(Slot::x_next) = fixed(C);
         slot(Slot::h0) = is_step ? to.rearranged("transpose", h, H, N, sizeof(T)) : at(h);
         // the state after the only step is not read
         slot(Slot::out) = is_step ? slot(Slot::h0) : at(h, N * H * int64_t{sizeof(T)});
         if (masked) slot(Slot::held) = to.rearranged("hold", mask, 1, steps * N * H, 1);
         slot(Slot::grad_out) = at(dh_new, is_step ? 0 : N * H * int64_t{sizeof(float)});
-        slot(Slot::grad_step) = fixed(static_cast<Address>(N * H));
-        slot(Slot::grad_next) = fixed(static_cast<Address>(H));
+        slot(Slot::grad_step) = fixed(N * H);
+        slot(Slot::grad_next) = fixed(H);
         slot(Slot::grad_unit) = fixed(1);
         slot(Slot::grad_last) = slot(Slot::dh0) = at(dh);
         const Place bw = slot(Slot::bw) = to.reserve(3 * H * int64_t{sizeof(float)});
         const Place br = slot(Slot::br) = to.reserve(3 * H * int64_t{sizeof(float)});
         const MatrixC W = cell().W(), R = cell().R();
-        slot(Slot::W) = fixed(W.codes);
-        slot(Slot::R) = fixed(R.codes);
-        slot(Slot::s_W) = fixed(column_scales[0]);
-        slot(Slot::s_R) = fixed(column_scales[1]);
-        slot(Slot::Bw) = fixed(W.bias);
-        slot(Slot::Br) = fixed(R.bias);
-        slot(Slot::Mx) = fixed(W.M);
-        slot(Slot::Mh) = fixed(R.M);
-        slot(Slot::kx) = fixed(W.k);
-        slot(Slot::kh) = fixed(R.k);
+        const Address weights[] = {
+            W.codes, R.codes, column_scales[0], column_scales[1], W.bias, R.bias, W.M, R.M,
+            W.k,     R.k};
+        for (size_t i = 0; i < std::size(weights); ++i)
+            only.at[static_cast<size_t>(Slot::W) + i] = fixed(weights[i]);
         only.cell = &cell();
         const LayerBackward made =
             layer_backward(directions, steps, N, {true, true, true, true, true}, kPrecision,

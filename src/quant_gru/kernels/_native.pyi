@@ -740,11 +740,10 @@ BackwardForm = tuple[
     int, int, bool, bool, tuple[tuple[int, int, int, int] | None, ...], int, Sequence[bool]
 ]
 
-# zero: address of a float32 zero. precision: as for `layer_backward_of`. workspace(product) -> its
-# bytes, or None if the product is no launch. Returns steps, and bytes of the workspace. A step is a
-# launch, matrices as in `layer_backward_of`, or products with the tensors and offsets of their
-# results and with the offset of the workspace that they share, or None if they are no launches.
-# Fields of launches follow tensors, see `GRUTensor` in cuda/host/gru_backward.hpp.
+# zero: address of a float32 zero. precision: as for `layer_backward_of`. Returns steps, and bytes
+# of the workspace. A step is a launch, matrices as in `layer_backward_of`, or products with the
+# tensors and offsets of their results. Fields of launches follow tensors, see `GRUTensor` in
+# cuda/host/gru_backward.hpp.
 def gru_backward_of(
     cells: Sequence[BackwardCell],
     directions: int,
@@ -753,7 +752,6 @@ def gru_backward_of(
     precision: tuple[int, bool, bool, int],
     clusters: Mapping[int, int],
     policy: BackwardPolicy,
-    workspace: Callable[[LastProduct], int | None],
     /,
 ) -> tuple[
     Sequence[
@@ -761,7 +759,6 @@ def gru_backward_of(
             PlannedLaunch | None,
             Sequence[NativeMatrix],
             Sequence[tuple[LastProduct, tuple[int, int]]],
-            int | None,
         ]
     ],
     int,

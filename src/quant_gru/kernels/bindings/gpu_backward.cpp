@@ -127,20 +127,19 @@ nb::object launch_of_gru(const std::optional<cuda::Launch> &given) {
     return tuple_of(launch);
 }
 
-nb::list list_of(const cuda::GradientProducts &products) {
+nb::list list_of(const std::vector<cuda::GradientProduct> &products) {
     nb::list found;
-    for (const auto &[product, result] : products.all)
+    for (const auto &[product, result] : products)
         found.append(
             nb::make_tuple(tuple_of(product), nb::make_tuple(tensor_of(result), result.offset)));
     return found;
 }
 
-// Returns the steps: a launch or None, matrices, products, and the offset of their workspace or
-// None; and bytes of the workspace.
+// Returns the steps: a launch or None, matrices, and products; and bytes of the workspace.
 nb::tuple gru_backward_of(const std::vector<GRUCellTuple> &given, int64_t directions,
                           const GRUFormTuple &form, cuda::Address zero,
                           const PrecisionTuple &precision, const cuda::Clusters &clusters,
-                          const BackwardPolicy &policy, const nb::object &workspace) {
+                          const BackwardPolicy &policy) {
     std::vector<cuda::GRUCell> cells;
     for (const auto &[cell, kinds, weights] : given)
         cells.push_back({cell_of(cell), kinds, weights});
@@ -157,16 +156,13 @@ nb::tuple gru_backward_of(const std::vector<GRUCellTuple> &given, int64_t direct
                                         weights,
                                         wanted};
     const auto [planes, exact_weights, half, operand] = precision;
-    const auto bytes = [&workspace](const cuda::LastProduct &product) {
-        return nb::cast<std::optional<int64_t>>(workspace(tuple_of(std::optional(product))));
-    };
     const cuda::GRUBackward made =
         gru_backward(std::move(cells), directions, numbers, zero,
-                     {planes, exact_weights, half, operand}, clusters, policy, bytes);
+                     {planes, exact_weights, half, operand}, clusters, policy);
     nb::list steps;
     for (const cuda::GRUBackwardStep &each : made.steps)
         steps.append(nb::make_tuple(launch_of_gru(each.launch), tuples_of(each.matrices),
-                                    list_of(each.products), each.products.workspace));
+                                    list_of(each.products)));
     return nb::make_tuple(steps, made.space);
 }
 

@@ -58,13 +58,8 @@ def pack_weights(plan: CellPlan, keep: list[Tensor]) -> dict[str, Any]:
     w, q = plan.weights, plan.frozen.quantizers
     W_scales, R_scales = w.scales["weight.W"], w.scales["weight.R"]
     return {
-        **_pointers(
-            keep,
-            W=(w.W, w.W.dtype),
-            R=(w.R, w.R.dtype),
-            W_scales=(W_scales, torch.float32),
-            R_scales=(R_scales, torch.float32),
-        ),
+        **_pointers(keep, w.W.dtype, w.R.dtype, W=w.W, R=w.R),
+        **_pointers(keep, *[torch.float32] * 2, W_scales=W_scales, R_scales=R_scales),
         "W_bytes": w.W.element_size(),
         "R_bytes": w.R.element_size(),
         "s_x": plan.x.scale,
@@ -91,9 +86,9 @@ def pack_requantizer(
     return k, M, pack_quantizer(below), pack_quantizer(above), rule
 
 
-def _pointers(keep: list[Tensor], **tensors: tuple[Tensor, torch.dtype]) -> dict[str, int]:
+def _pointers(keep: list[Tensor], *dtypes: torch.dtype, **tensors: Tensor) -> dict[str, int]:
     found = {}
-    for name, (tensor, dtype) in tensors.items():
+    for (name, tensor), dtype in zip(tensors.items(), dtypes, strict=True):
         # The tensors are on the CPU already. `.to` guarantees that no device address reaches native
         # code.
         converted = tensor.to("cpu", dtype).contiguous()
@@ -116,11 +111,7 @@ def _table(table: Table, keep: list[Tensor]) -> dict[str, Any]:
         "zero": table.zero_point,
         "lo": table.lo,
         "hi": table.hi,
-        **_pointers(
-            keep,
-            bounds=(table.bounds, torch.int64),
-            coefficients=(table.coefficients, torch.int64),
-        ),
+        **_pointers(keep, *[torch.int64] * 2, bounds=table.bounds, coefficients=table.coefficients),
     }
 
 
@@ -135,11 +126,5 @@ def _matrix(
     return {
         "bits": bits,
         "kind": str(dtype).removeprefix("torch."),
-        **_pointers(
-            keep,
-            codes=(codes, dtype),
-            bias=(bias, torch.int64),
-            M=(M, torch.int64),
-            k=(k, torch.int64),
-        ),
+        **_pointers(keep, dtype, *[torch.int64] * 3, codes=codes, bias=bias, M=M, k=k),
     }

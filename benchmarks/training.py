@@ -3,6 +3,7 @@
     python benchmarks/training.py [--config int8] [--precision bf16] [--shapes 3]
     python benchmarks/training.py --device cpu [--threads 1] [--memory]
     python benchmarks/training.py --device cpu --correct-bias
+    python benchmarks/training.py --eager [--old FOLDER]
     torchrun --nproc-per-node 2 benchmarks/training.py --ddp
 
 One step is forward and backward: gradients of the input and of all weights, from a given gradient
@@ -21,6 +22,10 @@ with fake quantization (`fake_quant.py`).
 `--correct-bias` instead compares our step with and without the correction of the input bias, which
 follows the weights.
 
+`--eager` instead measures eager steps of small sizes: `thread` are those whose backward runs on the
+calling thread. With `--old`, a folder that contains the package `quant_gru` of another version, for
+example by `pip install --target FOLDER CHECKOUT`, both versions take turns.
+
 `--memory` instead measures, under Linux, what our backward takes on the CPU while it runs, beside
 all that was there and the gradients it gives.
 """
@@ -31,11 +36,15 @@ import argparse
 import copy
 import ctypes
 import gc
+import json
 import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -61,6 +70,13 @@ MEMORY_SHAPES = [
     *CPU_SHAPES,
     (32, 1000, 128, 256),
     (1024, 50, 128, 256),
+]
+EAGER_SHAPES = [
+    (1, 100, 64, 128),
+    (16, 100, 64, 128),
+    (32, 50, 64, 128),
+    (256, 50, 128, 128),
+    (512, 20, 100, 100),
 ]
 LOOP_STEPS = 20
 SCALED_SHAPES = [(32, 200, 128, 256), (64, 200, 256, 512), (64, 200, 512, 1024)]
@@ -369,6 +385,121 @@ def transient(shape: Shape, config: str, threads: int) -> int:
     return taken
 
 
+# --- eager steps of two versions
+
+# an editable installation comes before sys.path otherwise
+WORKER = """
+import sys
+folder = sys.argv.pop()
+if folder:
+    sys.meta_path = [each for each in sys.meta_path if "editable" not in type(each).__module__]
+    sys.path.insert(0, folder)
+import training
+training.answer(training.arguments())
+"""
+
+
+class Version:
+    """A process that measures with the package in a folder, or with the installed one.
+
+    Args:
+        folder: The folder; None for the installed package.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        worker = [
+            sys.executable,
+            "-c",
+            WORKER,
+            *sys.argv[1:],
+            str(folder.resolve()) if folder else "",
+        ]
+        self._process = subprocess.Popen(
+            worker,
+            cwd=Path(__file__).parent,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def times(self, shape: Shape) -> dict[str, float]:
+        """Microseconds of a step, by kind."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        print(json.dumps(shape), file=stdin, flush=True)
+        found: dict[str, float] = json.loads(stdout.readline())
+        return found
+
+
+def answer(args: argparse.Namespace) -> None:
+    """Measure the shapes that come line by line from the other end."""
+    engines: dict[Shape, dict[str, Engine]] = {}
+    torch.set_num_threads(args.threads)
+    for request in sys.stdin:
+        N, T, C, H = shape = tuple(json.loads(request))
+        if shape not in engines:
+            gru = quantized(shape, cpu.CONFIGS[args.config], args.device, args.precision)
+            x, grad = inputs((N, T, C, H), args.device)
+            ours = step(gru, x, grad)
+            engines[shape] = {
+                "ours": ours,
+                "thread": on_thread(ours),
+                "nothing": nothing(gru, x, grad),
+            }
+            for engine in engines[shape].values():
+                in_a_row(engine, 20)
+        print(
+            json.dumps({name: in_a_row(each, 50) for name, each in engines[shape].items()}),
+            flush=True,
+        )
+
+
+def on_thread(engine: Engine) -> Engine:
+    """A step whose backward runs on the calling thread."""
+
+    def run() -> object:
+        with torch.autograd.set_multithreading_enabled(False):
+            return engine()
+
+    return run
+
+
+def in_a_row(engine: Engine, calls: int) -> float:
+    """Microseconds of a call, of some one after the other."""
+    finish = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    finish()
+    start = perf_counter()
+    for _ in range(calls):
+        engine()
+    finish()
+    return (perf_counter() - start) / calls * 1e6
+
+
+def in_turns(args: argparse.Namespace) -> None:
+    """The table of eager steps."""
+    versions = {"old": Version(args.old)} if args.old else {}
+    versions["new"] = Version(None)
+    where = torch.cuda.get_device_name() if args.device == "cuda" else machine()
+    print(f"{where}; torch {torch.__version__}; {args.config}; medians of {args.repeats}, us")
+    kinds = ("ours", "thread", "nothing")
+    titles = [f"{name + ' ' + kind:>12}" for kind in kinds for name in versions]
+    print(line("N,T,C,H", [*titles, f"{'new/old':>8}"]))
+    for shape in EAGER_SHAPES[: args.shapes]:
+        turns = [
+            {
+                (name, kind): time
+                for name, each in versions.items()
+                for kind, time in each.times(shape).items()
+            }
+            for _ in range(args.repeats)
+        ]
+        t = {key: statistics.median(each[key] for each in turns) for key in turns[0]}
+        columns = [f"{t[name, kind]:12.1f}" for kind in kinds for name in versions]
+        ratio = t["new", "ours"] / t[next(iter(versions)), "ours"]
+        print(line(shape, [*columns, f"{ratio:8.2f}"]), flush=True)
+
+
 # --- several processes
 
 
@@ -415,8 +546,8 @@ def seconds(gru: nn.Module, x: Tensor, grad: Tensor, repeats: int) -> float:
     return statistics.median(times[3:])
 
 
-def main() -> None:
-    """Measure and print."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=10)
@@ -426,14 +557,24 @@ def main() -> None:
     parser.add_argument("--precision", choices=("bf16", "tf32", "fp32"))
     parser.add_argument("--ddp", action="store_true", help="under torchrun")
     parser.add_argument("--memory", action="store_true", help="of backward, on the CPU")
+    parser.add_argument("--eager", action="store_true", help="eager steps of small sizes")
+    parser.add_argument("--old", type=Path, help="folder of another version's package")
     parser.add_argument("--correct-bias", action="store_true", help="its cost, on both devices")
     args = parser.parse_args()
     if args.precision is not None and not hasattr(QuantGRU, "precision"):
         parser.error("this QuantGRU has no choice of precision")
+    return args
+
+
+def main() -> None:
+    """Measure and print."""
+    args = arguments()
     if args.ddp:
         in_parallel(args)
     elif args.correct_bias:
         with_correction(args)
+    elif args.eager:
+        in_turns(args)
     elif args.memory:
         in_memory(args)
     elif args.device == "cuda":

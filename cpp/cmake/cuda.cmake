@@ -41,6 +41,9 @@ if(QUANT_GRU_CALIBRATION)
   quant_gru_join(units.cu equations.hpp units.hpp units.cu)
   quant_gru_join(code_conversions.cu code_conversions.hpp code_conversions.cu)
   quant_gru_embed("" ${CMAKE_CURRENT_BINARY_DIR}/kernels *.cu)
+  quant_gru_embed("" ${folder}/quant_gru/kernels/cuda backward/local_derivatives.cu
+                  backward/local_derivatives_bytes.cu backward/operands.cu backward/projection_gradients.cu
+                  backward/recurrence.cu backward/recurrence_step.cu)
 endif()
 list(JOIN lines "\n" text)
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt CONTENT "${text}\n" @ONLY)

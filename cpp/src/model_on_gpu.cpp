@@ -53,7 +53,7 @@ void Call::run(const float *x, float *y, const RunOptions &options) const {
 
 std::string Call::description() const {
     std::string text;
-    for (const Launch &each : state_->call.launches) {
+    for (const Launch &each : state_->call.launches.all()) {
         text += each.kernel.source + " " + each.kernel.function + " grid " +
                 std::to_string(each.grid.x) + "x" + std::to_string(each.grid.y) + " threads " +
                 std::to_string(each.grid.threads) + " cluster " +

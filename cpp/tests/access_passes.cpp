@@ -11,7 +11,7 @@
 
 using namespace quant_gru;
 
-// Handles of cuBLAS and of a stream for the float passes that follow; null for none.
+// Handles of cuBLAS and of a stream for the passes that follow; null for none.
 static cublasHandle_t blas = nullptr;
 static cudaStream_t stream = nullptr;
 extern "C" void set_handles(void *blas_handle, void *of_stream) {
@@ -113,7 +113,7 @@ enum { IN_PLACE = 1 };
         float *dx, float *dW, float *dR, float *dbx, float *dbr, float *dh, const T *mask,        \
         const float *scale, const float *zero, int by_steps) {                                    \
         return answer([&] {                                                                       \
-            auto &pass = pass_of<BackwardPass<T>>(N, C, H);                                       \
+            auto &pass = pass_of<BackwardPass<T>>(N, C, H, blas, stream);                         \
             pass.set_threads(threads);                                                            \
             const int64_t n = N;                                                                  \
             if (!by_steps)                                                                        \

@@ -76,7 +76,7 @@ EXPORT const char *launches_of(const void *bytes, size_t size, int64_t T, int64_
         const NetworkCall call(network_of(Device::at(0), quant_gru::read_frozen(bytes, size)), T,
                                N);
         Lines lines;
-        for (const Launch &each : call.launches) {
+        for (const Launch &each : call.launches.all()) {
             lines << each.kernel.source << '|' << each.kernel.function << '|' << each.grid.x << ' '
                   << each.grid.y << ' ' << each.grid.threads << ' ' << each.grid.cluster << ' '
                   << each.grid.shared_bytes << ' ' << each.grid.early << '|';

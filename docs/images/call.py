@@ -50,7 +50,7 @@ BOXES = {
     "rows": (20, 236, 250, "(T, N, C) or packed rows", "execution/sequence_layout.py", ""),
     "plan": (20, 332, 250, "plan of scales and weights", "execution/plan_cache.py", ""),
     "gradient": (305, 332, 250, "keep codes for backward", "autograd/straight_through.py", ""),
-    "layers": (590, 332, 250, "layers and directions", "kernels/dispatch.py", ""),
+    "layers": (590, 332, 250, "layers and directions", "execution/layers.py", ""),
     "reference": (20, 458, 250, "the definition", "integer/cell.py", "definition"),
     "cpu": (305, 458, 250, "CPU", "kernels/cpu", "native"),
     "cuda": (590, 458, 250, "GPU", "kernels/cuda", "native"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import random
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from c_access import Access, address
@@ -15,11 +17,20 @@ from quant_gru.integer.plan import update_first
 
 
 class Codes:
-    """A calibrated QuantGRU in the arguments of the pass over codes."""
+    """A calibrated QuantGRU in the arguments of the pass over codes.
 
-    def __init__(self, seed: int, zoneout: float) -> None:
+    Args:
+        seed: Any number.
+        zoneout: Of the QuantGRU.
+        size: C, H, N and T; random and small if None.
+    """
+
+    def __init__(
+        self, seed: int, zoneout: float, size: tuple[int, int, int, int] | None = None
+    ) -> None:
         rng = random.Random(seed)
-        self.C, self.H, self.N, self.T = (rng.randint(1, most) for most in (20, 33, 5, 8))
+        small = [rng.randint(1, most) for most in (20, 33, 5, 8)]
+        self.C, self.H, self.N, self.T = size or small
         self.bits = rng.choice((8, 16))
         config = QuantConfig.uniform(self.bits, is_symmetric=False)
         for name in FUSIBLE:
@@ -80,38 +91,58 @@ class Codes:
         h: Tensor,
         grad: Tensor,
         mask: Tensor | None,
+        **options: Any,
+    ) -> dict[str, Tensor]:
+        """Return all gradients; the arguments are those of `backward`."""
+        found, run = self.backward(access, x, h, grad, mask, **options)
+        run()
+        return found
+
+    def backward(
+        self,
+        access: Access,
+        x: Tensor,
+        h: Tensor,
+        grad: Tensor,
+        mask: Tensor | None,
         *,
         start: float = 0.0,
         by_steps: bool = False,
         threads: int = 1,
         device: str = "cpu",
-    ) -> dict[str, Tensor]:
-        """Return all gradients from codes x (T, N, C) and h (T + 1, N, H).
+        weights: str | None = None,
+    ) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        """Return gradients and the function that computes them.
 
-        `start` is what gradients of weights and biases are added to.
+        Codes are x (T, N, C) and h (T + 1, N, H). `start` is what gradients of weights and biases
+        are added to. `device` is where arrays are, `weights` where weights and scales are.
         """
         (T, N, C), H = x.shape, self.H
         sizes: dict[str, tuple[int, ...]] = {
             "dx": (T, N, C), "dW": (C, 3 * H), "dR": (H, 3 * H), "dbx": (3 * H,), "dbr": (3 * H,),
             "dh": (N, H),
         }  # fmt: skip
-        found = {name: torch.full(size, start) for name, size in sizes.items()}
+        found = {name: torch.full(size, start, device=device) for name, size in sizes.items()}
         found["dh"].zero_()
         x, h = x.to(self.dtype), h.to(self.dtype)
         x_t = x.permute(0, 2, 1) if by_steps else x.permute(2, 0, 1)
-        W_t, R_t = self.W.T.contiguous(), self.R.T.contiguous()
+        of_weights = [self.W.T.contiguous(), self.R.T.contiguous(), self.bx, self.br]
+        of_weights += [self.scale, self.zero]
+        *kept, scale, zero = (each.to(weights or device) for each in of_weights)
         given = [
-            W_t, R_t, self.bx, self.br, x_t.contiguous(),
-            h.permute(0, 2, 1).contiguous() if by_steps else h,
-            torch.cat((torch.full((1, N, H), 7.0), grad)), *found.values(), mask, self.scale,
-            self.zero,
+            x_t.contiguous(), h.permute(0, 2, 1).contiguous() if by_steps else h,
+            torch.cat((torch.full((1, N, H), 7.0), grad)),
         ]  # fmt: skip
-        given = [None if each is None else each.to(device) for each in given]
-        access.call(
-            f"codes_backward_int{self.bits}", threads, T, N, C, H, *map(address, given),
-            int(by_steps),
-        )  # fmt: skip
-        return dict(zip(found, given[7 : 7 + len(found)], strict=True))
+        held = None if mask is None else mask.to(device)
+        given = [*kept, *(each.to(device) for each in given), *found.values()]
+
+        def run() -> None:
+            access.call(
+                f"codes_backward_int{self.bits}", threads, T, N, C, H, *map(address, given),
+                *map(address, (held, scale, zero)), int(by_steps),
+            )  # fmt: skip
+
+        return found, run
 
 
 class Drawn:
@@ -126,15 +157,19 @@ class Drawn:
         self.code_mask = None if self.mask is None else self.mask.to(case.dtype)
         self.grad = torch.randn(case.T, case.N, case.H)
 
-    def python(self, case: Codes) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the real outputs of QuantGRU in training, and all gradients."""
-        gru = case.gru.train()
-        gru.use_quantization = True
+    def python(self, case: Codes, device: str = "cpu") -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the real outputs of QuantGRU in training, and all gradients.
+
+        The precision of gradients on a GPU is 'fp32'.
+        """
+        gru = case.gru.to(device).train()
+        gru.use_quantization, gru.precision = True, "fp32"
         qx, qh = case.q["input.x"], case.q["output.h"]
-        x = qx.dequantize(self.x).requires_grad_()
-        h0 = qh.dequantize(self.h0).requires_grad_()
-        y, _ = gru(x, h0[None], zoneout_mask=self.mask)
-        y.backward(self.grad)
+        x = qx.dequantize(self.x).to(device).requires_grad_()
+        h0 = qh.dequantize(self.h0).to(device).requires_grad_()
+        mask = None if self.mask is None else self.mask.to(device)
+        y, _ = gru(x, h0[None], zoneout_mask=mask)
+        y.backward(self.grad.to(device))
         gradients = [update_first(each.grad) for each in gru.parameters() if each.grad is not None]
         dW, dR, dbx, dbr = gradients
         assert x.grad is not None

@@ -1,4 +1,4 @@
-"""The float passes over memory of a GPU: on a GPU, and with stand-ins for its libraries.
+"""The passes over memory of a GPU: on a GPU, and with stand-ins for its libraries.
 
 On a machine with a GPU, run `pytest tests/cpp/test_cpp_cuda_passes.py -v`. Stand-ins run kernels
 and products on the host. For them all memory is memory of a GPU.
@@ -133,25 +133,38 @@ def test_codes_with_stand_ins(stand_in: StandIn, seed: int) -> None:
     assert stand_in.fake.fake_launches() > before
 
 
-def host_passes(access: Access, device: str) -> list[torch.Tensor]:
-    """States with a mask, and all gradients: passes that are computed on the host."""
-    case = Codes(2, 0.0)
-    drawn = Drawn(case, 2, zoneout=True)
-    places = {"device": device, "weights": device}
-    h = case.run(access, drawn.x, drawn.h0, mask=drawn.code_mask, training=True, **places)
-    found = [h]
-    given = (drawn.x, torch.cat((drawn.h0[None].to(h.dtype), h)), drawn.grad, drawn.code_mask)
-    for by_steps in (False, True):
-        gradients = case.gradients(access, *given, start=1.0, by_steps=by_steps, device=device)
-        found += [each.cpu() for each in gradients.values()]
-    return found
+def trained(
+    access: Access, case: Codes, drawn: Drawn, device: str, by_steps: bool
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """States (T, N, H) of a forward in training, and all gradients added to 1."""
+    mask = drawn.code_mask
+    h = case.run(
+        access, drawn.x, drawn.h0, mask=mask, training=True, by_steps=by_steps, device=device
+    )
+    states = torch.cat((drawn.h0[None], h))
+    return h, case.gradients(
+        access, drawn.x, states, drawn.grad, mask, start=1.0, by_steps=by_steps, device=device
+    )
 
 
-def test_codes_that_need_the_host(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = host_passes(stand_in, "cpu")
+@pytest.mark.parametrize(
+    ("seed", "zoneout", "by_steps"), [(2, True, False), (2, False, True), (4, True, True)]
+)
+def test_training_on_codes_with_stand_ins(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, seed: int, zoneout: bool, by_steps: bool
+) -> None:
+    """Codes of 8 and 16 bits equal the CPU's, and gradients are close to the CPU's."""
+    case = Codes(seed, 0.0)
+    drawn = Drawn(case, seed, zoneout)
+    before = stand_in.fake.fake_launches()
+    found, gradients = trained(stand_in, case, drawn, "cpu", by_steps)
+    assert stand_in.fake.fake_launches() > before + 5
     monkeypatch.delenv("FAKE_CUDA_ALL_MEMORY")
-    for ours, expected in zip(copied, host_passes(stand_in, "cpu"), strict=True):
-        assert torch.equal(ours, expected)
+    states, expected = trained(stand_in, case, drawn, "cpu", by_steps)
+    assert torch.equal(found, states)
+    for name, gradient in expected.items():
+        error = float((gradients[name] - gradient).norm() / gradient.norm())
+        assert error < 1e-5, f"{name}: {error}"
 
 
 SMALL = ("--input", "8", "--hidden", "16", "--steps", "3", "--batch", "2", "--repeats", "0")
@@ -226,10 +239,58 @@ def test_codes_on_a_gpu(gpu: Access, seed: int, weights: str, by_steps: bool) ->
 
 
 @NEEDS_GPU
-def test_codes_on_a_gpu_that_need_the_host(gpu: Access) -> None:
-    set_handles(gpu, None, None)
-    for ours, expected in zip(host_passes(gpu, "cuda"), host_passes(gpu, "cpu"), strict=True):
-        assert torch.equal(ours, expected)
+@pytest.mark.parametrize(
+    ("seed", "size"),
+    [*((seed, None) for seed in range(12)), (2, (64, 128, 16, 50)), (4, (100, 700, 33, 6))],
+    ids=str,
+)
+def test_training_on_codes_on_a_gpu(
+    gpu: Access, seed: int, size: tuple[int, int, int, int] | None
+) -> None:
+    """Codes and gradients are those of QuantGRU on this GPU, bit for bit."""
+    set_handles(gpu, torch.cuda.current_blas_handle(), None)
+    case = Codes(seed, 0.0, size)
+    drawn = Drawn(case, seed, zoneout=seed % 3 == 0)
+    y, expected = drawn.python(case, "cuda")
+    h = case.run(
+        gpu, drawn.x, drawn.h0, mask=drawn.code_mask, training=True, device="cuda", weights="cuda"
+    )
+    assert torch.equal(case.q["output.h"].dequantize(h), y.cpu())
+    states = torch.cat((drawn.h0[None], h))
+    for by_steps in (False, True):
+        found = case.gradients(
+            gpu, drawn.x, states, drawn.grad, drawn.code_mask, by_steps=by_steps, device="cuda"
+        )
+        for name, gradient in expected.items():
+            if by_steps:  # products of other sizes round at other places
+                assert torch.allclose(found[name], gradient, rtol=1e-4, atol=1e-4), name
+            else:
+                assert torch.equal(found[name], gradient), name
+
+
+@NEEDS_GPU
+def test_training_on_codes_in_a_graph(gpu: Access) -> None:
+    """A captured backward adds the same gradients at each replay; weights are on the host."""
+    side = torch.cuda.Stream()
+    set_handles(gpu, None, side)
+    case = Codes(2, 0.0, (64, 128, 16, 50))
+    drawn = Drawn(case, 2, zoneout=True)
+    with torch.cuda.stream(side):
+        h, _ = trained(gpu, case, drawn, "cuda", by_steps=False)
+        found, run = case.backward(
+            gpu, drawn.x, torch.cat((drawn.h0[None], h)), drawn.grad, drawn.code_mask,
+            device="cuda", weights="cpu",
+        )  # fmt: skip
+        run()
+        once = {name: each.clone() for name, each in found.items()}
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            run()
+        for each in found.values():
+            each.zero_()
+        graph.replay()
+        for name, gradient in once.items():
+            assert torch.equal(found[name], gradient), name
 
 
 @NEEDS_GPU

@@ -13,7 +13,7 @@ from quant_gru.kernel_runtime.cuda import cublaslt, driver
 from quant_gru.kernel_runtime.cuda.cublaslt import Product
 from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernel_runtime.errors import KernelError
-from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, Matrix
+from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, Matrix, multiply
 from quant_gru.kernels.cuda.machine import machine_of
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -148,28 +148,26 @@ def test_last_products_share_a_workspace(cublas, device):
     )
     factors = {"x": Factors(dWx, weights, False), "W": Factors(dWx, codes, True)}
     end = memory.size
-    made = LastProducts(device, memory, [factors])
-    assert memory.size == end + 512
+    targets = {name: Memory() for name in factors}
+    made = LastProducts(device, [(factors[name], to, 0) for name, to in targets.items()])
+    assert made.workspace == 512
+    launch = made.launch(memory, memory.take(made.workspace))
     space = torch.zeros(memory.size, dtype=torch.int8)
     memory.move(space.data_ptr())
     for each in (dWx, weights, codes):
         each.of(space).copy_(torch.randn(each.rows, each.columns))
-    results = {name: made.new(0, name, space.device) for name in factors}
-    for name, to in made.results[0].items():
+    results = {"x": torch.empty(8, 5), "W": torch.empty(6, 5)}
+    for name, to in targets.items():
         to.move(results[name].data_ptr())
-    made.launch.start(7)
+    launch.start(7)
     assert {each[3:] for each in cublas.started} == {(space.data_ptr() + end, 7)}
     for name, found in results.items():
-        assert torch.equal(found, made.made(0, name, space))
-        written = torch.empty_like(found)
-        made.write(0, name, space, written)
-        assert torch.equal(found, written)
+        assert torch.equal(found, multiply(*factors[name].of(space)))
 
 
 def test_torch_makes_products_of_other_kinds(device):
     memory, rows = Memory(), 8
     for kind, columns in ((torch.float32, 6), (torch.bfloat16, 0)):
         left, right = (Matrix(memory.take(512), rows, n, kind) for n in (3, columns))
-        made = LastProducts(device, memory, [{"W": Factors(left, right, True)}])
-        assert made.launch is None
-        assert made.results == [{}]
+        made = LastProducts(device, [(Factors(left, right, True), Memory(), 0)])
+        assert made.workspace is None

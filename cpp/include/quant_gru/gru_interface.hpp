@@ -104,9 +104,9 @@ class QUANT_GRU_API CodeForwardPass {
     // is not rounded. If all are powers of two, the plan is that of scale_kind 'pot', otherwise
     // that of 'free'. zero_point: 13 entries, integers. Tables are exact.
     // Weights that equal those of the last call are not read again. Throws ArgumentError.
-    // On a GPU, zoneout_mask must be null. Weights, scales and zero points may be on the host; if
-    // they are not, the call waits for the stream and copies them, so it cannot be captured. Nor
-    // can the first call of another number of steps, which allocates memory.
+    // On a GPU, weights, scales and zero points may be on the host; if they are not, the call waits
+    // for the stream and copies them, so it cannot be captured. Nor can the first call of another
+    // number of steps, which allocates memory.
     void Run(int steps, const T *W, const T *R, const int32_t *bx, const int32_t *br, const T *x,
              T *h, T *v, int32_t *tmp_Wx, int32_t *tmp_Rh, float zoneout_prob,
              const T *zoneout_mask, const float *scale, const float *zero_point);
@@ -165,9 +165,9 @@ class QUANT_GRU_API BackwardPass {
     std::unique_ptr<State> state_;
 };
 
-// The gradients of a CodeForwardPass in training: those of the Python package on the CPU, bit for
-// bit. They are straight-through: gradients of the real values behind the codes, 0 where the
-// forward clamped a code.
+// The gradients of a CodeForwardPass in training: those of the Python package on the same device,
+// bit for bit; on a GPU with precision 'fp32'. They are straight-through: gradients of the real
+// values behind the codes, 0 where the forward clamped a code.
 template <class T>
 class QUANT_GRU_API CodeBackwardPass {
  public:
@@ -183,8 +183,8 @@ class QUANT_GRU_API CodeBackwardPass {
     void set_threads(int threads);
     // Arguments as in BackwardPass. W_t, R_t, bx, br, x_t, h, zoneout_mask, scale and zero_point
     // are those of the forward pass, W, R and x transposed. Gradients are those of real values: of
-    // weights and biases, not of their codes. v, dp and dq are not used and may be null. All memory
-    // is memory of the host. Throws ArgumentError.
+    // weights and biases, not of their codes. v, dp and dq are not used and may be null. On a GPU,
+    // the rules of CodeForwardPass::Run apply. Throws ArgumentError.
     void Run(int steps, const T *W_t, const T *R_t, const int32_t *bx, const int32_t *br,
              const T *x_t, const T *h, const T *v, const float *dh_new, float *dx, float *dW,
              float *dR, float *dbx, float *dbr, float *dh, float *dp, float *dq,

@@ -4,7 +4,7 @@
 #include "cpu/training/backward.hpp"
 #include "network.hpp"
 #include "passes/code_layer.hpp"
-#include "passes/host_arrays.hpp"
+#include "passes/code_on_device.hpp"
 
 namespace quant_gru {
 namespace {
@@ -25,32 +25,6 @@ std::vector<T> transposed(const T *from, int64_t m, int64_t n) {
     return to;
 }
 
-// The arrays of a call. `read` brings them to the host: so many states in h and in dh_new.
-template <class T>
-struct HostCall {
-    HostArrays host;
-    CodeArguments<T> arguments;
-    const T *x_t, *h;
-    const float *dh_new;
-    float *dx, *dW, *dR, *dbx, *dbr, *dh;
-    const T *mask;
-
-    void read(const PassSizes &sizes, int64_t steps, int64_t states) {
-        const auto [N, C, H] = sizes;
-        host.read(arguments, sizes);
-        host.read(x_t, steps * N * C);
-        host.read(h, states * N * H);
-        host.read(dh_new, states * N * H);
-        host.change(dx, steps * N * C);
-        host.change(dW, 3 * H * C);
-        host.change(dR, 3 * H * H);
-        host.change(dbx, 3 * H);
-        host.change(dbr, 3 * H);
-        host.change(dh, N * H);
-        host.read(mask, steps * N * H);
-    }
-};
-
 // to (K, 3H), columns update, reset, candidate += rows (3H, K), reset, update, candidate.
 void add_columns(const Floats &rows, int64_t K, int64_t H, float *to) {
     for (int64_t c = 0; c < 3 * H; ++c) {
@@ -63,25 +37,22 @@ void add_columns(const Floats &rows, int64_t K, int64_t H, float *to) {
 
 template <class T>
 struct CodeBackwardPass<T>::State {
-    State(const PassSizes &given, cudaStream_t used) : sizes(given), stream(used) {}
+    State(const PassSizes &given, cublasHandle_t blas, cudaStream_t stream)
+        : sizes(given), on_device(blas, stream) {}
 
-    // All steps; h (T + 1, N, H), dh_new (T + 1, N, H).
-    void run(int64_t steps, HostCall<T> c) {
+    void run(const CodeBackward<T> &c) {
         const auto [N, C, H] = sizes;
-        c.read(sizes, steps, steps + 1);
-        run(steps, c, c.h, c.h + N * H, c.dh_new + N * H);
-    }
-
-    // One step; h (H, N), dh_new (N, H).
-    void run_step(HostCall<T> c) {
-        c.read(sizes, 1, 1);
-        const std::vector<T> h = transposed(c.h, sizes.H, sizes.N);
-        run(1, c, h.data(), h.data(), c.dh_new);  // the state after the only step is not read
+        const int device = c.steps ? device_of(c) : kHost;
+        if (device != kHost) return on_device.backward(device, sizes, c);
+        if (!c.is_step) return run(c, c.h, c.h + N * H, c.dh_new + N * H);
+        const std::vector<T> h = transposed(c.h, H, N);
+        run(c, h.data(), h.data(), c.dh_new);  // the state after the only step is not read
     }
 
     // States before the first step and after each step; dh_new (T, N, H).
-    void run(int64_t steps, HostCall<T> &c, const T *before, const T *after, const float *dh_new) {
+    void run(const CodeBackward<T> &c, const T *before, const T *after, const float *dh_new) {
         const auto [N, C, H] = sizes;
+        const int64_t steps = c.steps;
         const CodeArguments<T> &arguments = c.arguments;
         const Layer &used = layer.of(sizes, arguments);
         if (!steps) return;
@@ -124,19 +95,18 @@ struct CodeBackwardPass<T>::State {
         add_columns(rows_R, H, H, c.dR);
         add_columns(rows_bx, 1, H, c.dbx);
         add_columns(rows_br, 1, H, c.dbr);
-        c.host.finish();
     }
 
     PassSizes sizes;
-    cudaStream_t stream;
     int threads = 0;
     CodeLayer<T> layer;
+    CodeOnDevice<T> on_device;
 };
 
 template <class T>
 CodeBackwardPass<T>::CodeBackwardPass(int batch_size, int input_size, int hidden_size,
-                                      const cublasHandle_t &, const cudaStream_t &stream)
-    : state_(new State(PassSizes(batch_size, input_size, hidden_size), stream)) {}
+                                      const cublasHandle_t &blas_handle, const cudaStream_t &stream)
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size), blas_handle, stream)) {}
 
 template <class T>
 CodeBackwardPass<T>::~CodeBackwardPass() = default;
@@ -153,18 +123,19 @@ void CodeBackwardPass<T>::Run(int steps, const T *W_t, const T *R_t, const int32
                               float *dbr, float *dh, float *, float *, const T *zoneout_mask,
                               const float *scale, const float *zero_point) {
     check_steps(steps);
-    state_->run(steps, {HostArrays(state_->stream),
-                        {W_t, R_t, true, bx, br, 0, scale, zero_point},
-                        x_t,
-                        h,
-                        dh_new,
-                        dx,
-                        dW,
-                        dR,
-                        dbx,
-                        dbr,
-                        dh,
-                        zoneout_mask});
+    state_->run({steps,
+                 false,
+                 {W_t, R_t, true, bx, br, 0, scale, zero_point},
+                 x_t,
+                 h,
+                 dh_new,
+                 dx,
+                 dW,
+                 dR,
+                 dbx,
+                 dbr,
+                 dh,
+                 zoneout_mask});
 }
 
 template <class T>
@@ -173,18 +144,19 @@ void CodeBackwardPass<T>::Iterate(const T *W_t, const T *R_t, const int32_t *bx,
                                   float *dx, float *dW, float *dR, float *dbx, float *dbr,
                                   float *dh, float *, float *, const T *zoneout_mask,
                                   const float *scale, const float *zero_point) {
-    state_->run_step({HostArrays(state_->stream),
-                      {W_t, R_t, true, bx, br, 0, scale, zero_point},
-                      x_t,
-                      h_t,
-                      dh_new,
-                      dx,
-                      dW,
-                      dR,
-                      dbx,
-                      dbr,
-                      dh,
-                      zoneout_mask});
+    state_->run({1,
+                 true,
+                 {W_t, R_t, true, bx, br, 0, scale, zero_point},
+                 x_t,
+                 h_t,
+                 dh_new,
+                 dx,
+                 dW,
+                 dR,
+                 dbx,
+                 dbr,
+                 dh,
+                 zoneout_mask});
 }
 
 template class CodeBackwardPass<int8_t>;

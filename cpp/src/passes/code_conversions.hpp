@@ -1,17 +1,14 @@
-// The arguments of the kernels that convert codes.
+// The arguments of the kernels that rearrange arrays of passes over codes.
 #pragma once
 
 #include <stdint.h>
 
 namespace quant_gru {
 
-// Codes (count) of a quantizer and their real values.
-template <class T>
-struct CodesAndReals {
-    T *codes;
-    float *reals;
-    int64_t count;
-    float scale, zero;
+// An array (m, n) and the one that is made of it.
+struct RearrangedC {
+    uint64_t from, to;
+    int64_t m, n;
 };
 
 }  // namespace quant_gru

@@ -4,16 +4,15 @@
 #include "network.hpp"
 #include "passes/code_layer.hpp"
 #include "passes/code_on_device.hpp"
-#include "passes/host_arrays.hpp"
 
 namespace quant_gru {
 
 template <class T>
 struct CodeForwardPass<T>::State {
     State(const PassSizes &given, bool trains, cudaStream_t stream)
-        : sizes(given), training(trains), stream(stream), on_device(stream) {}
+        : sizes(given), training(trains), on_device(nullptr, stream) {}
 
-    void run(CodeCall<T> c) {
+    void run(CodeForward<T> c) {
         const int64_t N = sizes.N, C = sizes.C, H = sizes.H;
         check_zoneout(c.arguments.zoneout);
         if (training)
@@ -21,15 +20,7 @@ struct CodeForwardPass<T>::State {
         else
             c.mask = nullptr;
         const int device = c.steps ? device_of(c) : kHost;
-        if (device != kHost && !c.mask) return on_device.forward(device, sizes, c);
-        HostArrays host(stream);
-        if (device != kHost) {
-            host.read(c.arguments, sizes);
-            host.read(c.x, c.steps * N * C);
-            host.read(c.before, N * H);
-            host.change(c.after, c.steps * N * H);
-            host.read(c.mask, c.steps * N * H);
-        }
+        if (device != kHost) return on_device.forward(device, sizes, c);
         Task task{&layer.of(sizes, c.arguments), {}};
         if (!c.steps) return;
         Job &job = task.job;
@@ -48,13 +39,11 @@ struct CodeForwardPass<T>::State {
         job.T = c.steps;
         job.N = N;
         run_tasks({task}, thread_count(threads), scratch);
-        host.finish();
     }
 
     PassSizes sizes;
     bool training;
     int threads = 0;
-    cudaStream_t stream;
     CodeLayer<T> layer;
     CodeOnDevice<T> on_device;
     std::vector<uint8_t> held;
@@ -82,6 +71,7 @@ void CodeForwardPass<T>::Run(int steps, const T *W, const T *R, const int32_t *b
                              const float *zero_point) {
     check_steps(steps);
     state_->run({steps,
+                 false,
                  {W, R, false, bx, br, zoneout_prob, scale, zero_point},
                  x,
                  h,
@@ -94,8 +84,13 @@ void CodeForwardPass<T>::Iterate(const T *W, const T *R, const int32_t *bx, cons
                                  const T *x, const T *h, T *h_out, T *, int32_t *, int32_t *,
                                  float zoneout_prob, const T *zoneout_mask, const float *scale,
                                  const float *zero_point) {
-    state_->run(
-        {1, {W, R, false, bx, br, zoneout_prob, scale, zero_point}, x, h, h_out, zoneout_mask});
+    state_->run({1,
+                 true,
+                 {W, R, false, bx, br, zoneout_prob, scale, zero_point},
+                 x,
+                 h,
+                 h_out,
+                 zoneout_mask});
 }
 
 template class CodeForwardPass<int8_t>;

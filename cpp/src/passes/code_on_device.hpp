@@ -1,5 +1,5 @@
-// The forward pass over codes in memory of a GPU. A library without CUDA takes all memory for
-// memory of the host.
+// Passes over codes in memory of a GPU. A library without CUDA takes all memory for memory of the
+// host.
 #pragma once
 
 #include <memory>
@@ -9,31 +9,48 @@
 
 namespace quant_gru {
 
-// A pass of several steps; `before` is the state before the first one, and `after` (T, N, H) the
-// states after each one.
+// A forward pass; `before` is the state before the first step, and `after` (T, N, H) the states
+// after each one.
 template <class T>
-struct CodeCall {
+struct CodeForward {
     int64_t steps;
+    bool in_place;  // after may be before
     CodeArguments<T> arguments;
     const T *x, *before;
     T *after;
     const T *mask;
 };
 
-// The index of the GPU that holds x and the states, or kHost. Weights, scales and zero points may
-// be elsewhere. Throws ArgumentError if x or a state is.
+// A backward pass: the arguments of CodeBackwardPass::Run or, with is_step, Iterate.
 template <class T>
-int device_of(const CodeCall<T> &call);
+struct CodeBackward {
+    int64_t steps;
+    bool is_step;
+    CodeArguments<T> arguments;
+    const T *x_t, *h;
+    const float *dh_new;
+    float *dx, *dW, *dR, *dbx, *dbr, *dh;
+    const T *mask;
+};
 
+// The index of the GPU that holds all arrays, or kHost. Weights, scales and zero points may be
+// elsewhere. Throws ArgumentError if another array is.
+template <class T>
+int device_of(const CodeForward<T> &call);
+template <class T>
+int device_of(const CodeBackward<T> &call);
+
+// Enqueues passes to a stream. If weights are in memory of a GPU, calls first wait for the stream
+// and copy them to the host. All functions throw ArgumentError and DeviceError.
 template <class T>
 class CodeOnDevice {
  public:
-    explicit CodeOnDevice(cudaStream_t stream);
+    // blas: does products of gradients; null for a handle of its own.
+    CodeOnDevice(cublasHandle_t blas, cudaStream_t stream);
     ~CodeOnDevice();
 
-    // Enqueues a pass without a mask to the stream. If weights are in memory of a GPU, it first
-    // waits for the stream and copies them to the host. Throws ArgumentError and DeviceError.
-    void forward(int device, const PassSizes &sizes, const CodeCall<T> &call);
+    void forward(int device, const PassSizes &sizes, const CodeForward<T> &call);
+    void backward(int device, const PassSizes &sizes, const CodeBackward<T> &call);
 
  private:
     struct State;

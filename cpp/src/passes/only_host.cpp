@@ -1,6 +1,5 @@
 // A library without CUDA: all memory is memory of the host.
 #include "passes/code_on_device.hpp"
-#include "passes/host_arrays.hpp"
 
 namespace quant_gru {
 
@@ -33,28 +32,26 @@ template <class T>
 struct CodeOnDevice<T>::State {};
 
 template <class T>
-CodeOnDevice<T>::CodeOnDevice(cudaStream_t) {}
+CodeOnDevice<T>::CodeOnDevice(cublasHandle_t, cudaStream_t) {}
 
 template <class T>
 CodeOnDevice<T>::~CodeOnDevice() = default;
 
 template <class T>
-void CodeOnDevice<T>::forward(int, const PassSizes &, const CodeCall<T> &) {}
+void CodeOnDevice<T>::forward(int, const PassSizes &, const CodeForward<T> &) {}
 
 template <class T>
-int device_of(const CodeCall<T> &) {
+void CodeOnDevice<T>::backward(int, const PassSizes &, const CodeBackward<T> &) {}
+
+template <class T>
+int device_of(const CodeForward<T> &) {
     return kHost;
 }
 
-struct HostArrays::Copy {};
-
-HostArrays::HostArrays(void *stream) : stream_(stream) {}
-
-HostArrays::~HostArrays() = default;
-
-void *HostArrays::on_host(const void *array, size_t, bool) { return const_cast<void *>(array); }
-
-void HostArrays::finish() {}
+template <class T>
+int device_of(const CodeBackward<T> &) {
+    return kHost;
+}
 
 template int device_of(const ForwardArguments<float> &);
 template int device_of(const ForwardArguments<double> &);
@@ -62,8 +59,10 @@ template int device_of(const BackwardArguments<float> &);
 template int device_of(const BackwardArguments<double> &);
 template class OnDevice<float>;
 template class OnDevice<double>;
-template int device_of(const CodeCall<int8_t> &);
-template int device_of(const CodeCall<int16_t> &);
+template int device_of(const CodeForward<int8_t> &);
+template int device_of(const CodeForward<int16_t> &);
+template int device_of(const CodeBackward<int8_t> &);
+template int device_of(const CodeBackward<int16_t> &);
 template class CodeOnDevice<int8_t>;
 template class CodeOnDevice<int16_t>;
 

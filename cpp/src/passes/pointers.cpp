@@ -11,7 +11,6 @@
 #endif
 
 #include "cuda/host/runtime.hpp"
-#include "kernel_runtime/native/shared_library.hpp"
 #include "passes/on_device.hpp"
 
 namespace quant_gru {
@@ -24,8 +23,7 @@ using GetAttribute = int (*)(void *to, int attribute, uint64_t address);
 
 #if defined(_WIN32)
 GetAttribute opened() {
-    const std::string name = cuda::environment("QUANT_GRU_CUDA_DRIVER");
-    const HMODULE library = GetModuleHandleA(name.empty() ? "nvcuda.dll" : name.c_str());
+    const HMODULE library = GetModuleHandleA(cuda::driver_name().c_str());
     if (!library) return nullptr;
     return reinterpret_cast<GetAttribute>(GetProcAddress(library, "cuPointerGetAttribute"));
 }
@@ -41,9 +39,7 @@ GetAttribute opened() {
         },
         &count);
     if (count == without) return nullptr;
-    const std::string name = cuda::environment("QUANT_GRU_CUDA_DRIVER");
-    void *const library =
-        dlopen(name.empty() ? "libcuda.so.1" : name.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    void *const library = dlopen(cuda::driver_name().c_str(), RTLD_NOW | RTLD_NOLOAD);
     if (library) return reinterpret_cast<GetAttribute>(dlsym(library, "cuPointerGetAttribute"));
     without = count;
     return nullptr;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,10 +55,3 @@ def row_maker(features: int, device: torch.device, dtype: torch.dtype) -> Callab
         return torch.empty((rows, features), dtype=dtype, device=device)
 
     return make
-
-
-def parts(make: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-    """Split a maker, or another function, into the function and arguments for native code."""
-    if isinstance(make, functools.partial) and not make.keywords:
-        return make.func, make.args
-    return make, ()

@@ -49,8 +49,8 @@ class Stack:
 class CPUCalls:
     """Calls of a stack; see bindings/cpu_calls.hpp.
 
-    `torch` are Tensor and get_num_threads. `dtypes` are those of real values and of codes. `parts`
-    returns the parts of a tensor maker for a shape, a dtype and whether rows come first in memory.
+    `torch` are Tensor and get_num_threads. `dtypes` are those of real values and of codes. `maker`
+    returns a function that makes tensors, for a shape, `dtype` and `order`, see `allocators.maker`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CPUCalls:
         variable: str,
         torch: tuple[Any, ...],
         dtypes: tuple[dtype, ...],
-        parts: Callable[[tuple[int, ...], dtype, bool], tuple[Any, ...]],
+        maker: Callable[..., Callable[[], Tensor]],
         /,
     ) -> None: ...
     def is_chosen(self) -> bool: ...
@@ -285,7 +285,7 @@ class Call:
     # fields: those that point to x, h0, lengths, y, last states, NaN, codes, workspace, and both
     # orders of packed rows.
     # features: of x. space: bytes of the workspace.
-    # makers: functions and their arguments that create y, y with rows first or for packed rows, the
+    # makers: functions that create y, y with rows first or for packed rows, the
     # last states, the workspace and, if saved, NaN and codes.
     # fail: raises the error of a status.
     # keep: the owner of the arguments.
@@ -296,7 +296,7 @@ class Call:
         inputs: Sequence[CallInput],
         features: int,
         space: int,
-        makers: Sequence[tuple[Callable[..., Tensor], tuple[Any, ...]]],
+        makers: Sequence[Callable[..., Tensor]],
         tensor: type[Tensor],
         device: int,
         stream: Streams,
@@ -329,7 +329,7 @@ class GPUBackward:
         sizes: tuple[int, int, int, int, bool, bool, int, int],
         followed: Sequence[int],
         layouts: Sequence[Layout],
-        makers: Sequence[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
+        makers: Sequence[Callable[..., Tensor] | None],
         torch: tuple[type[Tensor], Callable[[], int], Streams, Callable[[], bool]],
         fail: Callable[[int], None],
         keep: object,
@@ -741,11 +741,10 @@ BackwardForm = tuple[
     int, int, bool, bool, tuple[tuple[int, int, int, int] | None, ...], int, Sequence[bool]
 ]
 
-# zero: address of a float32 zero. precision: as for `layer_backward_of`. workspace(product) -> its
-# bytes, or None if the product is no launch. Returns steps, and bytes of the workspace. A step is a
-# launch, matrices as in `layer_backward_of`, or products with the tensors and offsets of their
-# results and with the offset of the workspace that they share, or None if they are no launches.
-# Fields of launches follow tensors, see `GRUTensor` in cuda/host/gru_backward.hpp.
+# zero: address of a float32 zero. precision: as for `layer_backward_of`. Returns steps, and bytes
+# of the workspace. A step is a launch, matrices as in `layer_backward_of`, or products with the
+# tensors and offsets of their results. Fields of launches follow tensors, see `GRUTensor` in
+# cuda/host/gru_backward.hpp.
 def gru_backward_of(
     cells: Sequence[BackwardCell],
     directions: int,
@@ -754,7 +753,6 @@ def gru_backward_of(
     precision: tuple[int, bool, bool, int],
     clusters: Mapping[int, int],
     policy: BackwardPolicy,
-    workspace: Callable[[LastProduct], int | None],
     /,
 ) -> tuple[
     Sequence[
@@ -762,7 +760,6 @@ def gru_backward_of(
             PlannedLaunch | None,
             Sequence[NativeMatrix],
             Sequence[tuple[LastProduct, tuple[int, int]]],
-            int | None,
         ]
     ],
     int,

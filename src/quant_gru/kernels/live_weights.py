@@ -313,9 +313,9 @@ def native_update(
     rows = []
     for each, given in zip(live, cells, strict=True):
         native = each.native_writer()
-        if native is None or not all(w is None or _is_plain(w) for w in given):
+        if native is None or not all(map(_is_plain, given)):
             return None
-        rows.append((*native, tuple(0 if w is None else w.data_ptr() for w in given)))
+        rows.append((*native, tuple([0 if w is None else w.data_ptr() for w in given])))
     run, threads = _native.LiveUpdate(rows).run, torch.get_num_threads
 
     def update() -> None:
@@ -348,8 +348,10 @@ def _addresses(weights: Sequence[Tensor | None]) -> Given:
     return tuple((0, None) if w is None else (w.data_ptr(), w.dtype) for w in weights)
 
 
-def _is_plain(w: Tensor) -> bool:
-    return w.dtype is torch.float32 and w.is_cpu and w.is_contiguous() and not w.is_neg()
+def _is_plain(w: Tensor | None) -> bool:
+    return w is None or (
+        w.dtype is torch.float32 and w.is_cpu and w.is_contiguous() and not w.is_neg()
+    )
 
 
 def live_of(part: WeightPart) -> LiveWeights | None:
@@ -360,8 +362,8 @@ def live_of(part: WeightPart) -> LiveWeights | None:
 
 def all_live(plan: GRUPlan) -> tuple[LiveWeights, ...]:
     """Return the `LiveWeights` of a plan's live parts, in the order of the cells."""
-    found = (live_of(cell.weights) for cells in plan.cells for cell in cells)
-    return tuple(live for live in found if live is not None)
+    found = [live_of(cell.weights) for cells in plan.cells for cell in cells]
+    return tuple([live for live in found if live is not None])
 
 
 _epoch = attrgetter("epoch")

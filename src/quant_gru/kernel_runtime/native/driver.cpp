@@ -9,10 +9,8 @@ namespace kernel_runtime::cuda {
 namespace {
 
 Driver opened() {
-    const SharedLibrary library(
-        "the driver of an NVIDIA GPU",
-        library_names(kEmbedder.driver_variable, {"libcuda.so.1"}, {"nvcuda.dll"}),
-        "libcuda.so.1 is a part of it");
+    const SharedLibrary library("the driver of an NVIDIA GPU", {driver_name()},
+                                "libcuda.so.1 is a part of it");
     Driver d;
     library.find(d.cuInit, "cuInit");
     library.find(d.cuDeviceGetCount, "cuDeviceGetCount");
@@ -43,6 +41,10 @@ Driver opened() {
 }
 
 }  // namespace
+
+std::string driver_name() {
+    return library_names(kEmbedder.driver_variable, {"libcuda.so.1"}, {"nvcuda.dll"}).front();
+}
 
 const Driver &driver() {
     static const Driver found = opened();

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "kernel_runtime/native/launch.hpp"
 
@@ -59,7 +60,10 @@ struct Driver {
     int (*cuGetErrorName)(int status, const char **name);
 };
 
-// Opens libcuda.so.1, or the library that the environment names, at the first call, or fails.
+// libcuda.so.1, or the library that the environment names.
+std::string driver_name();
+
+// Opens it at the first call, or fails.
 const Driver &driver();
 
 // Fails unless the status is 0.

@@ -58,8 +58,9 @@ Maker TensorMakers::of(size_t dtype, const std::vector<int64_t> &shape, bool row
     if (found != kept_.end()) return found->second;
     nb::list sizes;
     for (int64_t size : shape) sizes.append(size);
-    const auto parts = nb::cast<nb::tuple>(parts_(nb::tuple(sizes), dtypes_[dtype], rows_first));
-    Maker made(parts[0], nb::cast<nb::tuple>(parts[1]));
+    const nb::object order = rows_first ? nb::object(nb::make_tuple(1, 0, 2)) : nb::none();
+    const Maker made(maker_(nb::tuple(sizes), nb::arg("dtype") = nb::object(dtypes_[dtype]),
+                            nb::arg("order") = order));
     // Replaced as a whole, because other threads may run whenever an object is released.
     decltype(kept_) before;
     if (kept_.size() >= kMostMakers) std::swap(kept_, before);
@@ -68,12 +69,12 @@ Maker TensorMakers::of(size_t dtype, const std::vector<int64_t> &shape, bool row
 }
 
 CPUCalls::CPUCalls(Stack &stack, const char *variable, const nb::tuple &torch,
-                   const nb::tuple &dtypes, nb::object parts)
+                   const nb::tuple &dtypes, nb::object maker)
     : stack_(stack),
       setting_(variable),
       tensors_(torch[0], -1),
       get_num_threads_(torch[1]),
-      makers_(dtypes, std::move(parts)) {}
+      makers_(dtypes, std::move(maker)) {}
 
 nb::object CPUCalls::run(const Call::Given &given, Float results, bool keeps) {
     const int64_t T = given.T(), N = given.N(), H = stack_.layer(0, 0).H();

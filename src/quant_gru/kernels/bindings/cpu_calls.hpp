@@ -30,10 +30,10 @@ class Setting {
 class TensorMakers {
  public:
     // dtypes: of real values in the order of Float, then of codes in the order of Container.
-    // parts(shape, dtype, rows_first) returns the function and arguments of a Maker. Tensors are
-    // contiguous, or with rows first, those of the first two dimensions in the other order.
-    TensorMakers(const nanobind::tuple &dtypes, nanobind::object parts)
-        : dtypes_(dtypes), parts_(std::move(parts)) {}
+    // maker(shape, dtype=, order=) returns the argument of a Maker; order has the dimensions by
+    // descending stride, or is None.
+    TensorMakers(const nanobind::tuple &dtypes, nanobind::object maker)
+        : dtypes_(dtypes), maker_(std::move(maker)) {}
 
     Maker real(Float kind, const std::vector<int64_t> &shape, bool rows_first = false) {
         return of(static_cast<size_t>(kind), shape, rows_first);
@@ -48,7 +48,7 @@ class TensorMakers {
     Maker of(size_t dtype, const std::vector<int64_t> &shape, bool rows_first);
 
     nanobind::tuple dtypes_;
-    nanobind::object parts_;
+    nanobind::object maker_;
     std::map<std::vector<int64_t>, Maker> kept_;  // by shape, dtype and order
 };
 
@@ -57,7 +57,7 @@ class CPUCalls {
     // variable: an environment variable that selects the executor.
     // torch: Tensor and get_num_threads.
     CPUCalls(Stack &stack, const char *variable, const nanobind::tuple &torch,
-             const nanobind::tuple &dtypes, nanobind::object parts);
+             const nanobind::tuple &dtypes, nanobind::object maker);
 
     // Whether the variable still has the value that it had when this object was made.
     bool is_chosen() const { return setting_.holds(); }

@@ -22,12 +22,10 @@ GPUBackward::GPUBackward(Launches &launches, const Sizes &sizes, std::vector<siz
       keep_(std::move(keep)),
       workspace_(sizes.most) {
     for (const nb::object &each : makers) {
-        if (each.is_none()) {
+        if (each.is_none())
             makers_.emplace_back();
-        } else {
-            const nb::tuple parts = nb::cast<nb::tuple>(each);
-            makers_.emplace_back(Maker(nb::borrow(parts[0]), nb::cast<nb::tuple>(parts[1])));
-        }
+        else
+            makers_.emplace_back(Maker(each));
     }
     const size_t tensors = outs + makers_.size() - 1 + static_cast<size_t>(sizes.cells);
     for (const size_t each : followed_)

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -77,10 +78,11 @@ nb::tuple layer_backward_of(const std::vector<DirectionTuple> &given, int64_t T,
                             const std::array<bool, 5> &wanted, const PrecisionTuple &precision,
                             const cuda::Clusters &clusters, const BackwardPolicy &policy) {
     if (given.empty() || given.size() > 2) throw nb::value_error("Expected one or two directions");
+    std::vector<std::unique_ptr<cuda::Cell>> cells;
     std::vector<cuda::BackwardDirection> directions;
     for (const auto &[cell, reverse, kinds] : given) {
         cuda::BackwardDirection &each = directions.emplace_back();
-        each.cell = cell_of(cell);
+        each.cell = cells.emplace_back(cell_of(cell)).get();
         each.reverse = reverse;
         each.weight_kinds = kinds;
         for (size_t slot = 0; slot < cuda::kSlotCount; ++slot)
@@ -125,20 +127,19 @@ nb::object launch_of_gru(const std::optional<cuda::Launch> &given) {
     return tuple_of(launch);
 }
 
-nb::list list_of(const cuda::GradientProducts &products) {
+nb::list list_of(const std::vector<cuda::GradientProduct> &products) {
     nb::list found;
-    for (const auto &[product, result] : products.all)
+    for (const auto &[product, result] : products)
         found.append(
             nb::make_tuple(tuple_of(product), nb::make_tuple(tensor_of(result), result.offset)));
     return found;
 }
 
-// Returns the steps: a launch or None, matrices, products, and the offset of their workspace or
-// None; and bytes of the workspace.
+// Returns the steps: a launch or None, matrices, and products; and bytes of the workspace.
 nb::tuple gru_backward_of(const std::vector<GRUCellTuple> &given, int64_t directions,
                           const GRUFormTuple &form, cuda::Address zero,
                           const PrecisionTuple &precision, const cuda::Clusters &clusters,
-                          const BackwardPolicy &policy, const nb::object &workspace) {
+                          const BackwardPolicy &policy) {
     std::vector<cuda::GRUCell> cells;
     for (const auto &[cell, kinds, weights] : given)
         cells.push_back({cell_of(cell), kinds, weights});
@@ -155,16 +156,13 @@ nb::tuple gru_backward_of(const std::vector<GRUCellTuple> &given, int64_t direct
                                         weights,
                                         wanted};
     const auto [planes, exact_weights, half, operand] = precision;
-    const auto bytes = [&workspace](const cuda::LastProduct &product) {
-        return nb::cast<std::optional<int64_t>>(workspace(tuple_of(std::optional(product))));
-    };
     const cuda::GRUBackward made =
         gru_backward(std::move(cells), directions, numbers, zero,
-                     {planes, exact_weights, half, operand}, clusters, policy, bytes);
+                     {planes, exact_weights, half, operand}, clusters, policy);
     nb::list steps;
     for (const cuda::GRUBackwardStep &each : made.steps)
         steps.append(nb::make_tuple(launch_of_gru(each.launch), tuples_of(each.matrices),
-                                    list_of(each.products), each.products.workspace));
+                                    list_of(each.products)));
     return nb::make_tuple(steps, made.space);
 }
 

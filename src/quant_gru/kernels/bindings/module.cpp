@@ -30,7 +30,7 @@ using InputNumbers = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
 
 void make_call(Call *self, const std::vector<nb::object> &steps,
                const std::vector<Fields *> &fields, const std::vector<InputNumbers> &inputs,
-               int64_t features, int64_t bytes, const std::vector<nb::tuple> &makers,
+               int64_t features, int64_t bytes, const std::vector<nb::object> &makers,
                nb::handle tensor, int64_t device, const nb::tuple &stream, nb::object fail,
                nb::object keep) {
     std::vector<Call::Input> found;
@@ -43,7 +43,7 @@ void make_call(Call *self, const std::vector<nb::object> &steps,
             all.push_back({nullptr, each});
     }
     std::vector<Maker> made;
-    for (const nb::tuple &each : makers) made.emplace_back(each[0], nb::cast<nb::tuple>(each[1]));
+    for (const nb::object &each : makers) made.emplace_back(each);
     new (self)
         Call(std::move(all), fields, found, features, bytes, std::move(made),
              Tensors(tensor, device), CurrentStream(stream), std::move(fail), std::move(keep));

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +17,13 @@ from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import CellPlan, FrozenPart, GRUPlan, WeightPart
 from quant_gru.integer.quantizer import CONTAINERS
 from quant_gru.integer.random import chance
-from quant_gru.kernel_runtime.allocators import maker, parts
+from quant_gru.kernel_runtime.allocators import maker
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack, pack_requantizer, pack_weights
 
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
-_CPU = torch.device("cpu")
+_MAKER = functools.partial(maker, device=torch.device("cpu"))
 _logger = logging.getLogger(__name__)
 
 # A native layer is kept as long as the weight part from which it was made.
@@ -229,7 +229,7 @@ class Stack:
         finite = [cell.weights.finite for cells in plan.cells for cell in cells]
         native = _native.Stack(layers, _between(plan), [flag.data_ptr() for flag in finite], finite)
         functions = (Tensor, torch.get_num_threads)
-        self.calls = _native.CPUCalls(native, VARIABLE, functions, (*FLOATS, *CONTAINERS), _parts)
+        self.calls = _native.CPUCalls(native, VARIABLE, functions, (*FLOATS, *CONTAINERS), _MAKER)
 
     def run(
         self,
@@ -299,13 +299,6 @@ class Stack:
         """
         addresses = [state.data_ptr() for state in states]
         return _native.Stream(self.calls, states[0].shape[0], addresses)
-
-
-def _parts(
-    shape: tuple[int, ...], dtype: torch.dtype, rows_first: bool
-) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-    """Return the function, and its arguments, that native code calls to make a tensor."""
-    return parts(maker(shape, _CPU, dtype, (1, 0, 2) if rows_first else None))
 
 
 def _between(plan: GRUPlan) -> list[list[list[Any]]]:

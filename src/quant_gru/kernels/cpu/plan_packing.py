@@ -58,9 +58,8 @@ def pack_weights(plan: CellPlan, keep: list[Tensor]) -> dict[str, Any]:
     w, q = plan.weights, plan.frozen.quantizers
     W_scales, R_scales = w.scales["weight.W"], w.scales["weight.R"]
     return {
-        **_pointers(keep, w.W.dtype, W=w.W),
-        **_pointers(keep, w.R.dtype, R=w.R),
-        **_pointers(keep, torch.float32, W_scales=W_scales, R_scales=R_scales),
+        **_pointers(keep, w.W.dtype, w.R.dtype, W=w.W, R=w.R),
+        **_pointers(keep, *[torch.float32] * 2, W_scales=W_scales, R_scales=R_scales),
         "W_bytes": w.W.element_size(),
         "R_bytes": w.R.element_size(),
         "s_x": plan.x.scale,
@@ -87,9 +86,9 @@ def pack_requantizer(
     return k, M, pack_quantizer(below), pack_quantizer(above), rule
 
 
-def _pointers(keep: list[Tensor], dtype: torch.dtype, **tensors: Tensor) -> dict[str, int]:
+def _pointers(keep: list[Tensor], *dtypes: torch.dtype, **tensors: Tensor) -> dict[str, int]:
     found = {}
-    for name, tensor in tensors.items():
+    for (name, tensor), dtype in zip(tensors.items(), dtypes, strict=True):
         # The tensors are on the CPU already. `.to` guarantees that no device address reaches native
         # code.
         converted = tensor.to("cpu", dtype).contiguous()
@@ -112,7 +111,7 @@ def _table(table: Table, keep: list[Tensor]) -> dict[str, Any]:
         "zero": table.zero_point,
         "lo": table.lo,
         "hi": table.hi,
-        **_pointers(keep, torch.int64, bounds=table.bounds, coefficients=table.coefficients),
+        **_pointers(keep, *[torch.int64] * 2, bounds=table.bounds, coefficients=table.coefficients),
     }
 
 
@@ -127,6 +126,5 @@ def _matrix(
     return {
         "bits": bits,
         "kind": str(dtype).removeprefix("torch."),
-        **_pointers(keep, dtype, codes=codes),
-        **_pointers(keep, torch.int64, bias=bias, M=M, k=k),
+        **_pointers(keep, dtype, *[torch.int64] * 3, codes=codes, bias=bias, M=M, k=k),
     }

@@ -5,14 +5,14 @@ If the machine can prepare them, they are launches like the others. Otherwise to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quant_gru.kernel_runtime.cuda.cublaslt import Product
-from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
+from quant_gru.kernel_runtime.cuda.launch import Machine, Multiplication, Prepared
 from quant_gru.kernel_runtime.cuda.workspace import Memory
 
 
@@ -50,65 +50,41 @@ class Factors(NamedTuple):
 
 
 class LastProducts:
-    """The final GEMMs of the directions of a layer.
+    """GEMMs one after the other, as a launch if the machine can prepare all of them.
 
     Args:
         machine: The machine that runs the kernels.
-        memory: The memory of a call, with the matrices; the workspace is reserved in it.
-        factors: For each direction, the factors of the wanted gradients among 'x', 'W' and 'R'.
+        products: Factors of each GEMM, and the memory with the offset to which it writes.
 
     Attributes:
-        launch: Starts all GEMMs; None if torch runs them, see `made`.
-        results: For each direction, the memory by name to which the launches write; empty if torch
-            runs the GEMMs.
+        workspace: Bytes that the launch needs; None if torch has to run the GEMMs.
     """
 
-    def __init__(
-        self, machine: Machine, memory: Memory, factors: Sequence[Mapping[str, Factors]]
-    ) -> None:
-        self._factors = factors
-        self.launch: Prepared | None = None
-        self.results: list[dict[str, Memory]] = [{} for _ in factors]
-        every = [each for group in factors for each in group.values()]
-        if not every or any(
-            each.left.dtype is not torch.bfloat16 or 0 in each.product[:3] for each in every
-        ):
-            return
-        prepared = [machine.multiply(each.product) for each in every]
-        launches = [each for each in prepared if each is not None]
-        if len(launches) != len(every):
-            return
-        # the GEMMs run one after the other, so they share a workspace
-        workspace = memory.take(max(each.workspace for each in launches))
-        waiting = iter(launches)
-        for group, results in zip(factors, self.results, strict=True):
-            for name, (left, right, _) in group.items():
-                record = next(waiting).record
-                memory.point(record, "a", right.start)
-                memory.point(record, "b", left.start)
-                memory.point(record, "workspace", workspace)
-                results[name] = Memory()
-                results[name].point(record, "c")
-                results[name].point(record, "d")
-        self.launch = machine.join([each.launch for each in launches])
+    def __init__(self, machine: Machine, products: Sequence[tuple[Factors, Memory, int]]) -> None:
+        self._machine, self._products = machine, products
+        self._launches: list[Multiplication] = []
+        self.workspace: int | None = None
+        kinds = [(each.left.dtype, 0 in each.product[:3]) for each, *_ in products]
+        if set(kinds) == {(torch.bfloat16, False)}:
+            prepared = [machine.multiply(each.product) for each, *_ in products]
+            self._launches = [each for each in prepared if each is not None]
+            if len(self._launches) == len(products):
+                self.workspace = max(each.workspace for each in self._launches)
 
-    def shapes(self, direction: int) -> dict[str, tuple[int, int]]:
-        """Return the rows and columns of the results of a direction, by name."""
-        products = {name: each.product for name, each in self._factors[direction].items()}
-        return {name: (product.m, product.n) for name, product in products.items()}
+    def launch(self, memory: Memory, workspace: int) -> Prepared:
+        """Return the launch of all GEMMs.
 
-    def new(self, direction: int, name: str, device: torch.device) -> Tensor:
-        """Allocate a result, float32 (rows, columns)."""
-        product = self._factors[direction][name].product
-        return torch.empty((product.m, product.n), dtype=torch.float32, device=device)
-
-    def made(self, direction: int, name: str, memory: Tensor) -> Tensor:
-        """Let torch compute and return a result."""
-        return multiply(*self._factors[direction][name].of(memory))
-
-    def write(self, direction: int, name: str, memory: Tensor, to: Tensor) -> None:
-        """Let torch write a result to a tensor (rows, columns)."""
-        multiply_into(*self._factors[direction][name].of(memory), to)
+        Args:
+            memory: The memory of a call, with the matrices.
+            workspace: Offset of the workspace in it.
+        """
+        for (factors, to, offset), found in zip(self._products, self._launches, strict=True):
+            memory.point(found.record, "a", factors.right.start)
+            memory.point(found.record, "b", factors.left.start)
+            memory.point(found.record, "workspace", workspace)
+            to.point(found.record, "c", offset)
+            to.point(found.record, "d", offset)
+        return self._machine.join([each.launch for each in self._launches])
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

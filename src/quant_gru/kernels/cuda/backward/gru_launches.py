@@ -14,10 +14,15 @@ from torch import Tensor
 from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernel_runtime.allocators import maker, row_maker
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Multiplication, Prepared
+from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
 from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.backward.final_gemms import Factors, Matrix, multiply_into
+from quant_gru.kernels.cuda.backward.final_gemms import (
+    Factors,
+    LastProducts,
+    Matrix,
+    multiply_into,
+)
 from quant_gru.kernels.cuda.backward.inputs import Precision, weights_of, zero_on
 from quant_gru.kernels.cuda.backward.launch_plan import POLICY, Step, matrix_of, work_of
 from quant_gru.kernels.cuda.forward.layer import Cell
@@ -75,13 +80,10 @@ class GRULaunches:
         self.fields: defaultdict[int, Memory] = defaultdict(Memory)
         self.follows_plan = True
         self.keep: list[object] = [plan]
-        self._multiplications: defaultdict[_native.LastProduct, list[Multiplication]] = defaultdict(
-            list
-        )
         zero = zero_on(given.x.device)
         self.keep.append(zero)
         with planner.our_errors():
-            steps, self.size = _native.gru_backward_of(
+            steps, size = _native.gru_backward_of(
                 self._native_cells(plan),
                 len(plan.cells[0]),
                 _form(given, wanted),
@@ -89,9 +91,24 @@ class GRULaunches:
                 astuple(precision),
                 machine.clusters(),
                 POLICY,
-                self._workspace,
             )
-        self.steps: list[Prepared | Step] = joined(machine, [self._step(*each) for each in steps])
+        space = self.fields[_SPACE]
+        space.take(size)
+        work = [self._step(*each) for each in steps]
+        # all products run one after the other, so they share a workspace
+        most = max(
+            (each.workspace or 0 for each in work if isinstance(each, LastProducts)), default=0
+        )
+        workspace = space.take(most)
+        self.size = space.size
+        self.keep.append(work)
+        self.steps: list[Prepared | Step] = joined(
+            machine,
+            [
+                each.launch(space, workspace) if isinstance(each, LastProducts) else each
+                for each in work
+            ],
+        )
 
     def _native_cells(self, plan: GRUPlan) -> list[_native.BackwardCell]:
         found: list[_native.BackwardCell] = []
@@ -106,21 +123,12 @@ class GRULaunches:
                 found.append((Cell(cell, between).native(self.keep), kinds, addresses))
         return found
 
-    def _workspace(self, product: _native.LastProduct) -> int | None:
-        """Return the bytes of a product's workspace; None if torch has to compute it."""
-        found = self._machine.multiply(_factors(product).product)
-        if found is None:
-            return None
-        self._multiplications[product].append(found)
-        return found.workspace
-
     def _step(
         self,
         launch: _native.PlannedLaunch | None,
         matrices: Sequence[_native.NativeMatrix],
         products: Sequence[tuple[_native.LastProduct, tuple[int, int]]],
-        workspace: int | None,
-    ) -> Prepared | Step:
+    ) -> Prepared | Step | LastProducts:
         if launch is not None:
             record = arguments_of(launch)
             self.keep.append(record)
@@ -130,33 +138,16 @@ class GRULaunches:
             return self._machine.prepare(kernel, planner.grid_of(launch[3]), record)
         if matrices:
             return work_of(matrices)
-        return (
-            self._torch_step(products) if workspace is None else self._launch(products, workspace)
-        )
+        found = [(_factors(product), *place) for product, place in products]
+        last = LastProducts(self._machine, [(f, self.fields[t], at) for f, t, at in found])
+        return self._torch_step(found) if last.workspace is None else last
 
-    def _launch(
-        self, products: Sequence[tuple[_native.LastProduct, tuple[int, int]]], workspace: int
-    ) -> Prepared:
-        """Return the launch of products, which use the same workspace."""
-        launches = []
-        for product, (tensor, offset) in products:
-            (left, *_), (right, *_), _ = product
-            found = self._multiplications[product].pop()
-            self.keep.append(found)
-            for name, start in (("a", right), ("b", left), ("workspace", workspace)):
-                self.fields[_SPACE].point(found.record, name, start)
-            for name in ("c", "d"):
-                self.fields[tensor].point(found.record, name, offset)
-            launches.append(found.launch)
-        return self._machine.join(launches)
-
-    def _torch_step(self, products: Sequence[tuple[_native.LastProduct, tuple[int, int]]]) -> Step:
+    def _torch_step(self, products: Sequence[tuple[Factors, int, int]]) -> Step:
         """Return a function that lets torch compute products."""
-        found = [(_factors(product), place) for product, place in products]
 
         def multiply(memory: Tensor, made: Sequence[Tensor | None]) -> None:
             with torch.autocast(memory.device.type, enabled=False):
-                for factors, (tensor, offset) in found:
+                for factors, tensor, offset in products:
                     m, n, *_ = factors.product
                     if tensor == _SPACE:
                         to = Matrix(offset, m, n, torch.float32).of(memory)

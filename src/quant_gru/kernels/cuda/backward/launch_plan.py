@@ -23,6 +23,7 @@ from quant_gru.kernels.cuda.backward.final_gemms import (
     Factors,
     LastProducts,
     Matrix,
+    multiply,
     multiply_into,
 )
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision, weights_of
@@ -66,7 +67,6 @@ class Schedule:
         memory: The memory of a call.
         at: For each direction, the fields that point to a call's inputs and outputs, and those with
             their strides, by name.
-        products: The final GEMMs.
         steps: All launches, and the work of torch in between; final GEMMs of torch come after them.
     """
 
@@ -103,9 +103,15 @@ class Schedule:
             for products, _ in results
         ]
         self._d = [matrix_of(d) for _, d in results]
-        self.products = LastProducts(machine, self.memory, factors)
-        if self.products.launch is not None:
-            work.append(self.products.launch)
+        self._factors, self._results = factors, [{n: Memory() for n in each} for each in factors]
+        rooms = zip(factors, self._results, strict=True)
+        products = [(group[name], to[name], 0) for group, to in rooms for name in group]
+        self._products = LastProducts(machine, products)
+        if self._products.workspace is None:
+            self._results = [{} for _ in factors]
+        else:
+            workspace = self.memory.take(self._products.workspace)
+            work.append(self._products.launch(self.memory, workspace))
         self.steps: list[Prepared | Step] = joined(machine, work)
 
     def _step(
@@ -177,12 +183,13 @@ class Schedule:
         return found
 
     def _start(self, memory: Tensor, dh0: Tensor, db: Tensor) -> list[Gradients]:
-        (T, N, C, H), wanted, products = self._sizes, self._wanted, self.products
+        (T, N, C, H), wanted = self._sizes, self._wanted
         made: list[dict[str, Tensor]] = []
-        for d, rooms in enumerate(products.results):
-            made.append({name: products.new(d, name, memory.device) for name in rooms})
+        for factors, rooms in zip(self._factors, self._results, strict=True):
+            sizes = {name: factors[name].product[:2] for name in rooms}
+            made.append({n: torch.empty(size, device=memory.device) for n, size in sizes.items()})
             for name, to in rooms.items():
-                to.move(made[d][name].data_ptr())
+                to.move(made[-1][name].data_ptr())
         stream = self._machine.stream()
         for step in self.steps:
             if callable(step):
@@ -195,7 +202,7 @@ class Schedule:
         for d in range(dirs):
 
             def found(name: str, d: int = d) -> Tensor:
-                return made[d][name] if made[d] else products.made(d, name, memory)
+                return made[d][name] if made[d] else multiply(*self._factors[d][name].of(memory))
 
             results.append(
                 Gradients(

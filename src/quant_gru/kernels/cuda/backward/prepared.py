@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernel_runtime.allocators import maker, parts
+from quant_gru.kernel_runtime.allocators import maker
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernel_runtime.cuda.streams import native_streams
@@ -204,13 +204,12 @@ class RepeatedBackward:
         rows = (given.lengths is not None, given.packing is not None, T, N)
         sizes = (index, launches.size, _KEPT_BYTES, cells, *rows)
         layouts = [_layout(each) for each in (given.x, given.h0, given.grad_y, given.grad_last)]
-        makers = [None if make is None else parts(make) for make in self._makers]
         return _native.GPUBackward(
             first.native,
             sizes,
             list(launches.fields),
             layouts,
-            [parts(self._make_memory), *makers],
+            [self._make_memory, *self._makers],
             functions,
             self._machine.raise_for,
             (first, launches),

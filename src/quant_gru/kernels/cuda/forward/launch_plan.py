@@ -17,7 +17,7 @@ from torch import Tensor
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.kernel_runtime._native import Fields
-from quant_gru.kernel_runtime.allocators import maker, parts, row_maker
+from quant_gru.kernel_runtime.allocators import maker, row_maker
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
 from quant_gru.kernel_runtime.cuda.streams import native_streams
@@ -158,7 +158,7 @@ class Schedule:
             inputs,
             numbers.C,
             plan.space,
-            [parts(each) for each in self._makers(form, plan, width, len(cells), keeps, device)],
+            self._makers(form, plan, width, len(cells), keeps, device),
             Tensor,
             device.index if device.type == "cuda" else -1,
             native_streams(machine, device),

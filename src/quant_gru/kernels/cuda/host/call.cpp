@@ -25,6 +25,32 @@ Network::Network(Device &gpu, int64_t C, int64_t H, int64_t directions, bool fir
         layers.cells.push_back(std::make_unique<UploadedCell>(device, each));
 }
 
+LoadedLaunches::LoadedLaunches(Device &device, std::vector<Launch> launches)
+    : device_(&device), all_(std::move(launches)) {
+    std::vector<Kernel> kernels;
+    for (const Launch &each : all_) kernels.push_back(each.kernel);
+    device.compile(kernels);
+    for (const Launch &each : all_) functions_.push_back(device.load(each.kernel, each.grid));
+}
+
+void LoadedLaunches::start(size_t index, const Address *given, cuda::Stream stream) const {
+    const Launch &launch = all_[index];
+    const auto place = [given](Block each) { return given[static_cast<size_t>(each)]; };
+    if (launch.with_lengths && !place(Block::lengths)) return;
+    alignas(16) unsigned char arguments[kMostArguments];
+    std::memcpy(arguments, launch.arguments.data(), launch.arguments.size());
+    for (const Field &field : launch.fields) {
+        const Address base = place(field.place.block);
+        const Address address = base ? base + static_cast<Address>(field.place.offset) : 0;
+        write(arguments, field.at, address);
+    }
+    if (launch.input && launch.input->fours) {
+        const int32_t aligned = place(Block::x) % 16 == 0;
+        write(arguments, launch.input->fours, aligned);
+    }
+    device_->launch(functions_[index], launch.grid, arguments, stream);
+}
+
 NetworkCall::NetworkCall(std::shared_ptr<Network> of, int64_t T, int64_t N)
     : network(std::move(of)) {
     CallForm form;
@@ -36,44 +62,26 @@ NetworkCall::NetworkCall(std::shared_ptr<Network> of, int64_t T, int64_t N)
     Launches &made = is_fast ? fast : general;
     const auto states = static_cast<int64_t>(network->layers.cells.size());
     const Place last = made.reserve(4 * states * N * made.H());
-    launches = std::move(made.all);
     space = Memory(network->device, static_cast<size_t>(made.space));
     last_states = space.address() + static_cast<Address>(last.offset);
     const int64_t C = made.C(), step = form.batch_first ? C : N * C,
                   next = form.batch_first ? T * C : C;
-    std::vector<Kernel> kernels;
-    for (Launch &each : launches) {
-        kernels.push_back(each.kernel);
+    for (Launch &each : made.all) {
         if (!each.input) continue;
         write(each.arguments.data(), each.input->step, step);
         write(each.arguments.data(), each.input->next, next);
         if (C % 4) each.input->fours = 0;
     }
-    network->device.compile(kernels);
-    for (const Launch &each : launches)
-        functions.push_back(network->device.load(each.kernel, each.grid));
+    launches = LoadedLaunches(network->device, std::move(made.all));
 }
 
-void NetworkCall::run(GivenAddresses given, Stream stream) const {
+void NetworkCall::run(GivenAddresses given, cuda::Stream stream) const {
     const auto place = [&given](Block each) -> Address & {
         return given[static_cast<size_t>(each)];
     };
     if (!place(Block::h_n)) place(Block::h_n) = last_states;
     place(Block::space) = space.address();
-    const int32_t aligned = place(Block::x) % 16 == 0;
-    alignas(16) unsigned char arguments[kMostArguments];
-    for (size_t i = 0; i < launches.size(); ++i) {
-        const Launch &launch = launches[i];
-        if (launch.with_lengths && !place(Block::lengths)) continue;
-        std::memcpy(arguments, launch.arguments.data(), launch.arguments.size());
-        for (const Field &field : launch.fields) {
-            const Address base = place(field.place.block);
-            const Address address = base ? base + static_cast<Address>(field.place.offset) : 0;
-            write(arguments, field.at, address);
-        }
-        if (launch.input && launch.input->fours) write(arguments, launch.input->fours, aligned);
-        network->device.launch(functions[i], launch.grid, arguments, stream);
-    }
+    for (size_t i = 0; i < launches.all().size(); ++i) launches.start(i, given.data(), stream);
 }
 
 }  // namespace quant_gru::cuda

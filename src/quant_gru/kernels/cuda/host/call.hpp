@@ -24,7 +24,25 @@ struct Network {
     Layers layers;
 };
 
-// Addresses of a caller, by `Block`; 0 for what is not given.
+// Launches whose kernels are loaded.
+class LoadedLaunches {
+ public:
+    LoadedLaunches() = default;
+    // Compiles kernels in parallel.
+    LoadedLaunches(Device &device, std::vector<Launch> launches);
+
+    const std::vector<Launch> &all() const { return all_; }
+
+    // Starts one of them. `given` has an address for each block, 0 for what is not given.
+    void start(size_t index, const Address *given, cuda::Stream stream) const;
+
+ private:
+    Device *device_ = nullptr;
+    std::vector<Launch> all_;
+    std::vector<Function> functions_;
+};
+
+// Addresses of a caller, by `Block`.
 using GivenAddresses = std::array<Address, kBlockCount>;
 
 // A call with its workspace.
@@ -33,13 +51,12 @@ struct NetworkCall {
     NetworkCall(std::shared_ptr<Network> of, int64_t T, int64_t N);
 
     // Starts the launches. x and y are given.
-    void run(GivenAddresses given, Stream stream) const;
+    void run(GivenAddresses given, cuda::Stream stream) const;
 
     std::shared_ptr<Network> network;
     Memory space;
-    std::vector<Launch> launches;
-    std::vector<Function> functions;  // of the launches
-    Address last_states = 0;          // where they go if the caller does not want them
+    LoadedLaunches launches;
+    Address last_states = 0;  // where they go if the caller does not want them
 };
 
 }  // namespace quant_gru::cuda

@@ -39,7 +39,7 @@ class Lister {
  public:
     Lister(std::vector<GRUCell> cells, int64_t directions, const GRUBackwardForm &form,
            Address zero, const BackwardPrecision &precision, const Clusters &clusters,
-           const BackwardPolicy &policy, const ProductWorkspace &workspace)
+           const BackwardPolicy &policy)
         : cells_(std::move(cells)),
           D_(directions),
           T_(form.T),
@@ -52,7 +52,6 @@ class Lister {
           precision_(precision),
           clusters_(clusters),
           policy_(policy),
-          workspace_(workspace),
           x_(form.x),
           grad_(form.grad_y) {
         const auto gradients = static_cast<int64_t>(form.wanted.size());
@@ -72,7 +71,7 @@ class Lister {
         for (GRUBackwardStep &step : made_.steps) {
             if (step.launch)
                 for (Field &each : step.launch->fields) resolve(each.place);
-            for (GradientProduct &each : step.products.all) resolve(each.result);
+            for (GradientProduct &each : step.products) resolve(each.result);
         }
         made_.space = layers_ + after_;
         return std::move(made_);
@@ -356,27 +355,23 @@ class Lister {
                         const WantedGradients &wanted) {
         std::vector<BackwardDirection> directions;
         for (int64_t i = d; i < end; ++i) {
-            GRUCell &cell = cells_[static_cast<size_t>(layer * D_ + i)];
+            const GRUCell &cell = cells_[static_cast<size_t>(layer * D_ + i)];
             BackwardDirection &each = directions.emplace_back();
-            each.cell = std::move(cell.cell);
+            each.cell = cell.cell.get();
             each.reverse = i == 1;
             each.weight_kinds = cell.weight_kinds;
             each.at = slots[static_cast<size_t>(i)];
         }
         LayerBackward made =
             layer_backward(directions, T_, N_, wanted, precision_, clusters_, policy_);
-        for (int64_t i = d; i < end; ++i)
-            cells_[static_cast<size_t>(layer * D_ + i)].cell =
-                std::move(directions[static_cast<size_t>(i - d)].cell);
         for (BackwardStep &each : made.steps)
             made_.steps.push_back({std::move(each.launch), std::move(each.matrices), {}});
         add_products(layer, d, made);
         layers_ = std::max(layers_, made.space);
     }
 
-    void add_products(int64_t layer, int64_t d, LayerBackward &made) {
-        GradientProducts products;
-        std::optional<int64_t> most = 0;
+    void add_products(int64_t layer, int64_t d, const LayerBackward &made) {
+        std::vector<GradientProduct> products;
         for (const LayerBackward::Results &each : made.directions) {
             const std::optional<LastProduct> *const all[] = {&each.x, &each.W, &each.R};
             for (int64_t i = 0; i < 3; ++i) {
@@ -384,20 +379,11 @@ class Lister {
                 const LastProduct &product = **all[i];
                 const int64_t rows = product.transposed ? product.left.columns : product.left.rows;
                 const Place to = target(layer, d, i, 4 * rows * product.right.columns);
-                products.all.push_back({product, to});
-                if (product.left.element != Element::bfloat16) most.reset();
+                products.push_back({product, to});
             }
             ++d;
         }
-        if (products.all.empty()) return;
-        for (const GradientProduct &each : products.all) {
-            if (!most) break;
-            const std::optional<int64_t> bytes = workspace_(each.product);
-            most = bytes ? std::optional(std::max(*most, *bytes)) : std::nullopt;
-        }
-        // products run one after the other, so they share a workspace
-        if (most) products.workspace = take(made.space, *most);
-        made_.steps.push_back({{}, {}, std::move(products)});
+        if (!products.empty()) made_.steps.push_back({{}, {}, std::move(products)});
     }
 
     // Where a product writes the gradient of x (0), W or R.
@@ -444,7 +430,6 @@ class Lister {
     const BackwardPrecision precision_;
     const Clusters &clusters_;
     const BackwardPolicy &policy_;
-    const ProductWorkspace &workspace_;
 
     // Inputs as kernels read them, and where kernels write gradients.
     RealLayout x_;
@@ -467,9 +452,8 @@ int64_t tensor_of(const Place &place) {
 GRUBackward gru_backward(std::vector<GRUCell> cells, int64_t directions,
                          const GRUBackwardForm &form, Address zero,
                          const BackwardPrecision &precision, const Clusters &clusters,
-                         const BackwardPolicy &policy, const ProductWorkspace &workspace) {
-    return Lister(std::move(cells), directions, form, zero, precision, clusters, policy, workspace)
-        .listed();
+                         const BackwardPolicy &policy) {
+    return Lister(std::move(cells), directions, form, zero, precision, clusters, policy).listed();
 }
 
 }  // namespace quant_gru::cuda

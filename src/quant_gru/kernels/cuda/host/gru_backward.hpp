@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -62,17 +61,11 @@ struct GradientProduct {
     Place result;
 };
 
-// Products one after the other. If they are launches they have a workspace, at this offset.
-struct GradientProducts {
-    std::vector<GradientProduct> all;
-    std::optional<int64_t> workspace;
-};
-
 struct GRUBackwardStep {
     std::optional<Launch> launch;
-    // In place of a launch: as in BackwardStep, or products.
+    // In place of a launch: as in BackwardStep, or products one after the other.
     std::vector<Matrix> matrices;
-    GradientProducts products;
+    std::vector<GradientProduct> products;
 };
 
 struct GRUBackward {
@@ -80,14 +73,11 @@ struct GRUBackward {
     int64_t space;  // bytes
 };
 
-// Returns the bytes of workspace of a product that the caller can launch; nothing otherwise.
-using ProductWorkspace = std::function<std::optional<int64_t>(const LastProduct &)>;
-
 // cells: the directions of a layer are adjacent. zero: address of a float32 zero. T, N and all
 // features are at least 1, and all operators have at most 16 bits. All steps are computed at once.
 GRUBackward gru_backward(std::vector<GRUCell> cells, int64_t directions,
                          const GRUBackwardForm &form, Address zero,
                          const BackwardPrecision &precision, const Clusters &clusters,
-                         const BackwardPolicy &policy, const ProductWorkspace &workspace);
+                         const BackwardPolicy &policy);
 
 }  // namespace quant_gru::cuda

@@ -163,6 +163,26 @@ void Launches::split_codes(const QuantizerNumbers &q, Place codes_, int64_t coun
     add({"projection/int_mm", "split", kPlain}, grid, p);
 }
 
+Launch byte_product(Place rows, Place weights, Place product, int64_t count, int64_t chunk,
+                    int64_t stride, int64_t padded, int64_t columns) {
+    Draft<ProductC> p;
+    p.point(p->rows, rows);
+    p.point(p->weights, weights);
+    p.point(p->product, product);
+    p->count = count;
+    p->chunk = chunk;
+    p->stride = stride;
+    p->padded = padded;
+    p->columns = columns;
+    p->third = (columns + 2) / 3;
+    Grid grid;
+    grid.x = static_cast<unsigned>((p->third + kTileUnits - 1) / kTileUnits *
+                                   ((count + kTileRows - 1) / kTileRows));
+    grid.threads = 128;
+    grid.shared_bytes = kTileBytes;
+    return launch_of({"projection/byte_product", "byte_product", {}}, grid, p);
+}
+
 void Launches::multiply(Cell &cell, int which, Place rows, int64_t count, int64_t chunk,
                         int64_t stride, Place product) {
     const GemmWeights &weights = cell.gemm(which);
@@ -171,22 +191,9 @@ void Launches::multiply(Cell &cell, int which, Place rows, int64_t count, int64_
             Product{&cell, which, count, weights.padded, weights.columns, rows, product};
         return;
     }
-    Draft<ProductC> p;
-    p.point(p->rows, rows);
-    p->weights = weights.weights;
-    p.point(p->product, product);
-    p->count = count;
-    p->chunk = chunk;
-    p->stride = stride;
-    p->padded = weights.padded;
-    p->columns = weights.columns;
-    p->third = weights.third;
-    Grid grid;
-    grid.x = static_cast<unsigned>((weights.third + kTileUnits - 1) / kTileUnits *
-                                   ((count + kTileRows - 1) / kTileRows));
-    grid.threads = 128;
-    grid.shared_bytes = kTileBytes;
-    add({"projection/byte_product", "byte_product", {}}, grid, p);
+    const Place at{Block::fixed, static_cast<int64_t>(weights.weights)};
+    all.push_back(
+        byte_product(rows, at, product, count, chunk, stride, weights.padded, weights.columns));
 }
 
 void Launches::clear_padding(Place nan) {

@@ -231,6 +231,11 @@ class Launches {
     Place x_{Block::x}, h0_{Block::h0}, y_{Block::y}, h_n_{Block::h_n};
 };
 
+// A product of bytes, see byte_product.cu. Memory that is read of weights: up to two rows more
+// than `columns`.
+Launch byte_product(Place rows, Place weights, Place product, int64_t count, int64_t chunk,
+                    int64_t stride, int64_t padded, int64_t columns);
+
 Grid rows_grid(int64_t rows);  // a warp for each row
 
 // Threads of a block for some elements: whole warps, at most 256.

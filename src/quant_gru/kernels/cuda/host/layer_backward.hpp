@@ -82,7 +82,7 @@ constexpr size_t kSlotCount = 27;
 
 // One direction of a layer.
 struct BackwardDirection {
-    std::unique_ptr<Cell> cell;
+    const Cell *cell;
     bool reverse;
     std::array<int64_t, 2> weight_kinds;  // containers of the codes of W and R
     std::array<Place, kSlotCount> at;     // where the slots are; numbers are fixed places

@@ -83,10 +83,20 @@ UploadedCell::UploadedCell(Device &device, const CellInput &input,
     for (size_t which = 0; which < 2; ++which)
         exact_[which] = arrays_.add(exact[which].data(), sizeof exact[which]);
     if (projects_bytes()) add_bytes();
-    // R itself is read in other orders only
-    const size_t count = static_cast<size_t>(3 * H() * C());
-    matrices_[0].codes =
-        arrays_.add(n_.W.codes, count * static_cast<size_t>(container_bytes(n_.W.kind)));
+    matrices_[0].codes = codes(0);
+}
+
+Address UploadedCell::codes(int which) {
+    const MatrixNumbers &w = weights_of(n_, which);
+    return arrays_.add(w.codes, static_cast<size_t>(3 * H() * w.inputs) *
+                                    static_cast<size_t>(container_bytes(w.kind)));
+}
+
+MatrixC UploadedCell::R() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // a forward reads R in other orders only
+    if (!matrices_[1].codes) matrices_[1].codes = codes(1);
+    return matrices_[1];
 }
 
 MatrixC UploadedCell::matrix(int which) {

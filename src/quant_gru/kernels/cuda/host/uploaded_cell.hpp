@@ -50,7 +50,10 @@ class UploadedCell : public Cell {
     MatrixC W() const override { return matrices_[0]; }
     ByteWeights bytes() const override { return bytes_; }
 
-    // Created at the first use.
+    // R (3H, H) with the numbers of its rows, for a backward. Created at the first use, as is all
+    // that follows.
+    MatrixC R();
+
     std::array<MatrixC, 2> transposed() override;
     GemmWeights gemm(int which) override;
     Address tiles() override;
@@ -59,6 +62,7 @@ class UploadedCell : public Cell {
  private:
     UploadedCell(Device &device, const CellInput &input, std::shared_ptr<const GateNumbers> gates);
     MatrixC matrix(int which);
+    Address codes(int which);
     void add_bytes();
     std::array<int32_t, 2> exact_of_W() const;
     std::array<int32_t, 2> exact_of_R() const;

@@ -232,7 +232,9 @@ def _wants_gradient(x: object) -> bool:
 
 
 def _stored(x: Any) -> Any:
-    return _Stored(x, copies=True) if isinstance(x, Tensor) and not isinstance(x, nn.Parameter) else x
+    return (
+        _Stored(x, copies=True) if isinstance(x, Tensor) and not isinstance(x, nn.Parameter) else x
+    )
 
 
 def _restored(x: Any) -> Any:

@@ -74,6 +74,7 @@ class Step(_native.Step):
         saving: The settings.
         paths: Paths of the modules.
         decisions: Decisions of earlier steps that are still valid.
+        uses: What the first steps have found out.
 
     Attributes:
         records: What was saved, in order.
@@ -83,7 +84,11 @@ class Step(_native.Step):
     """
 
     def __init__(
-        self, saving: Settings, paths: _native.ModulePaths, decisions: _native.Decisions
+        self,
+        saving: Settings,
+        paths: _native.ModulePaths,
+        decisions: _native.Decisions,
+        uses: _native.Uses,
     ) -> None:
         adaptive = saving.adaptive
         super().__init__(
@@ -96,6 +101,7 @@ class Step(_native.Step):
             saving.counter,
             paths,
             decisions,
+            uses,
             _native.Records(Record),
         )
         self.saving = saving

@@ -5,6 +5,8 @@ namespace nb = nanobind;
 namespace actnn {
 namespace {
 
+constexpr int64_t kKept = 8;  // bits of which the divisors beside codes must be well above 0
+
 nb::object item(const nb::handle &layout, int i) {
     return nb::borrow(PyTuple_GetItem(layout.ptr(), i));
 }
@@ -27,6 +29,7 @@ nb::object Kept::unpack(const nb::handle &view) const {
     if (torch().tensors.version(tensor_.ptr()) != version_)
         held_rules().refuse_changed(tensor_, version_);
     if (instead_.is_valid()) return instead_();
+    if (is_watched_) held_rules().divides(tensor_, kKept, nb::none());
     if (view.is_none()) return tensor_;
     const int64_t start =
         number(item(view, 2)) + number(torch().storage_offset.call(tensor_.ptr()));
@@ -64,6 +67,11 @@ nb::object Compressed::unpack(const nb::handle &view) {
         tensor = held_rules().view_of_storage(storage, encoded_.dtype, start,
                                               view.is_none() ? encoded_.shape : item(view, 0),
                                               view.is_none() ? encoded_.strides : item(view, 1));
+    }
+    if (use_ && !use_->divides) {
+        const nb::object path = *use_->any ? nb::object(nb::none()) : use_->path;
+        if (holds_true(held_rules().divides(tensor, bits_, path)))
+            use_->divides = *use_->any = true;
     }
     return tensor;
 }

@@ -44,12 +44,15 @@ class Kept {
     const nanobind::object &tensor() const { return tensor_; }
     // Returns the tensor, or a view of its elements; view: a Layout of Python, or None.
     nanobind::object unpack(const nanobind::handle &view) const;
+    // Finds out what backward does with it: codes that are near it may have to be exact, too.
+    void watch() { is_watched_ = true; }
     // Lets unpack return the result of a function instead of the tensor.
     void replace(nanobind::object function) { instead_ = std::move(function); }
 
  private:
     nanobind::object tensor_, instead_;
     int64_t version_;
+    bool is_watched_ = false;
     Share share_;
 };
 
@@ -62,6 +65,13 @@ struct Encoded {
     int64_t held;
 };
 
+// Whether backward divides by tensors of a kind that codes do not tell from 0.
+struct Use {
+    nanobind::object path;      // of the module
+    std::shared_ptr<bool> any;  // whether it does for any kind
+    bool divides = false;
+};
+
 // Codes of the tensor, in storage order; they fit every dense view of the same elements.
 class Compressed {
  public:
@@ -70,6 +80,11 @@ class Compressed {
     int64_t held() const { return share_.bytes(); }
     // Holds another form of the tensor instead of the codes, such as the tensor itself.
     void keep(nanobind::object other);
+    // Finds out what backward does with codes of so many bits.
+    void watch(std::shared_ptr<Use> use, int64_t bits) {
+        use_ = std::move(use);
+        bits_ = bits;
+    }
     // Returns the decoded tensor, or a view of it; one that is still alive is used again.
     nanobind::object unpack(const nanobind::handle &view);
 
@@ -80,6 +95,8 @@ class Compressed {
     // An autograd node that saved one tensor twice unpacks it twice before it runs. The weak
     // reference does not prolong the life of the first, so that the peak stays.
     WeakStorage decoded_;
+    std::shared_ptr<Use> use_;
+    int64_t bits_ = 0;
 };
 
 // A view of elements that are held once.
@@ -100,7 +117,8 @@ nanobind::object unpack(const nanobind::handle &held, const nanobind::handle &vi
 
 // Functions of Python that the forms call; see saving/held.py.
 struct HeldRules {
-    nanobind::object refuse_changed, refuse_second_derivative, restore_positive, view_of_storage;
+    nanobind::object refuse_changed, refuse_second_derivative, restore_positive, view_of_storage,
+        divides;
 };
 HeldRules &held_rules();
 

@@ -58,8 +58,8 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
         bits: Bits of its codes.
         path: Path of the module that has saved it, for the warning; None if none is needed.
     """
-    node = None if getattr(_RUNNING, "is_inside", False) else torch._C._current_autograd_node()
-    if node is None:
+    node: Any = torch._C._current_autograd_node()
+    if node is None or getattr(_RUNNING, "is_inside", False):
         return False
     if _DIVIDED not in node.metadata:
         if not _is_steep(node, tensor, bits):

@@ -19,6 +19,7 @@ from actnn.errors import ActNNWarning
 from actnn.saving.exclusions import FORMS
 
 WRONG = 0.1  # of a divisor: the step between two codes
+LEAST_BITS = 4  # noise of fewer bits is measured, and warned of
 _ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"
 _DIVISORS: dict[str, Callable[[Any, Tensor], Tensor | None]] = {
     **dict.fromkeys((f"{name}Backward0" for name in _ITSELF.split()), lambda node, x: x),
@@ -91,7 +92,8 @@ def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
         return False
     sizes = divisor.detach().abs()
     least = torch.where(sizes > 0, sizes, torch.inf).min()  # divisions by 0 stay what they are
-    return not bool(sizes.max() <= least * WRONG * (2**bits - 1))  # also if one is NaN
+    step = (sizes.max() - least) / (2 ** max(bits, LEAST_BITS) - 1)
+    return not bool(step <= WRONG * least)  # also if one is NaN
 
 
 def _mark(node: Any) -> None:

@@ -112,11 +112,13 @@ FLAT = {
 }
 
 
+@noisy
 @pytest.mark.parametrize("name", FLAT)
-def test_what_codes_tell_from_0_is_compressed(name):
+@pytest.mark.parametrize("bits", [8, 2])
+def test_what_codes_tell_from_0_is_compressed(name, bits):
     torch.manual_seed(0)
     net = Steep(FLAT[name])
-    errors(net, [torch.randn(256, 32) for _ in range(3)], bits=8)
+    errors(net, [torch.randn(256, 32) for _ in range(3)], bits=bits)
     assert DIVIDED not in {record.reason for record in net.actnn.records}
 
 
@@ -138,6 +140,18 @@ def test_the_warning_comes_once_and_choices_hold_from_the_first_step():
     net.actnn.set_choices({path: actnn.Choice("compress", 8) for path in ("0", "1")})
     net(batches[0])
     assert DIVIDED not in {record.reason for record in net.actnn.records}
+
+
+@noisy
+def test_what_was_seen_of_exact_tensors_holds_for_codes():
+    torch.manual_seed(0)
+    net = actnn.compress(nn.Sequential(LinearAttention(32, 4)), bits=8, min_bytes=1024)
+    net.actnn.set_choices({"": actnn.Choice("keep")})
+    for _ in range(3):
+        net(torch.randn(8, 64, 32)).square().mean().backward()
+    net.actnn.set_choices({})
+    net(torch.randn(8, 64, 32))
+    assert DIVIDED in {record.reason for record in net.actnn.records}
 
 
 @near_0

@@ -18,6 +18,10 @@ HeldRules &held_rules() {
     return *found;
 }
 
+void Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
+    if (holds_true(held_rules().divides(tensor, bits, named)) && any) divides = *any = true;
+}
+
 // Detached: an output that held itself through its own autograd node would never be freed.
 Kept::Kept(const nb::handle &tensor, int64_t held, std::shared_ptr<Counter> counter)
     : tensor_(torch().is_parameter(tensor.ptr()) ? nb::borrow(tensor)
@@ -29,7 +33,7 @@ nb::object Kept::unpack(const nb::handle &view) const {
     if (torch().tensors.version(tensor_.ptr()) != version_)
         held_rules().refuse_changed(tensor_, version_);
     if (instead_.is_valid()) return instead_();
-    if (is_watched_) held_rules().divides(tensor_, kKept, nb::none());
+    if (use_) use_->ask(tensor_, kKept, nb::none());
     if (view.is_none()) return tensor_;
     const int64_t start =
         number(item(view, 2)) + number(torch().storage_offset.call(tensor_.ptr()));
@@ -68,11 +72,7 @@ nb::object Compressed::unpack(const nb::handle &view) {
                                               view.is_none() ? encoded_.shape : item(view, 0),
                                               view.is_none() ? encoded_.strides : item(view, 1));
     }
-    if (use_ && !use_->divides) {
-        const nb::object path = *use_->any ? nb::object(nb::none()) : use_->path;
-        if (holds_true(held_rules().divides(tensor, bits_, path)))
-            use_->divides = *use_->any = true;
-    }
+    if (use_) use_->ask(tensor, bits_, *use_->any ? nb::object(nb::none()) : use_->path);
     return tensor;
 }
 

@@ -36,6 +36,15 @@ class Share {
     int64_t bytes_;
 };
 
+// Whether backward divides by tensors of a kind that codes do not tell from 0.
+struct Use {
+    nanobind::object path;      // of the module
+    std::shared_ptr<bool> any;  // whether it does for any kind; none for what is always kept
+    bool divides = false;
+    // Asks for what runs now; a warning names the path if there is one.
+    void ask(const nanobind::handle &tensor, int64_t bits, const nanobind::handle &path);
+};
+
 // The tensor itself. An in-place operation after saving is an error, as in plain PyTorch.
 class Kept {
  public:
@@ -45,14 +54,14 @@ class Kept {
     // Returns the tensor, or a view of its elements; view: a Layout of Python, or None.
     nanobind::object unpack(const nanobind::handle &view) const;
     // Finds out what backward does with it: codes that are near it may have to be exact, too.
-    void watch() { is_watched_ = true; }
+    void watch(std::shared_ptr<Use> use) { use_ = std::move(use); }
     // Lets unpack return the result of a function instead of the tensor.
     void replace(nanobind::object function) { instead_ = std::move(function); }
 
  private:
     nanobind::object tensor_, instead_;
     int64_t version_;
-    bool is_watched_ = false;
+    std::shared_ptr<Use> use_;
     Share share_;
 };
 
@@ -63,13 +72,6 @@ struct Encoded {
     nanobind::object positive;      // what `positive_mask` returned, or None
     nanobind::object shape, strides, dtype;
     int64_t held;
-};
-
-// Whether backward divides by tensors of a kind that codes do not tell from 0.
-struct Use {
-    nanobind::object path;      // of the module
-    std::shared_ptr<bool> any;  // whether it does for any kind
-    bool divides = false;
 };
 
 // Codes of the tensor, in storage order; they fit every dense view of the same elements.

@@ -355,7 +355,7 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
                           : made_by        ? made_by->name
                                            : words().empty;
     if (decision.action == Decision::keep)
-        return keep(whole, decision.reason, nbytes, decision.choice, where.path, op);
+        return keep(whole, decision.reason, nbytes, decision.choice, where.path, op, use);
     if (decision.action == Decision::adapt) {
         const nb::object own =
             self().attr("_adapt")(whole, where.path, where.module, instead.has_value());
@@ -389,7 +389,7 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
 }
 
 nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbytes,
-                      nb::object choice, nb::object path, nb::object op) {
+                      nb::object choice, nb::object path, nb::object op, std::shared_ptr<Use> use) {
     nb::object kept = nb::borrow(tensor);
     if (0 < nbytes && nbytes < min_bytes_) {
         // Of a part of a larger storage, the rest may go.
@@ -400,7 +400,7 @@ nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbyte
     record(tensor, nbytes, nbytes, std::move(reason), std::move(choice), std::move(path),
            std::move(op));
     nb::object operand = keep_operand(kept, nbytes);
-    if (learns_) nb::inst_ptr<Kept>(operand)->watch();
+    if (learns_) nb::inst_ptr<Kept>(operand)->watch(use ? std::move(use) : uses_.other());
     last_kept_ = weak(operand);
     return operand;
 }

@@ -63,11 +63,14 @@ class Uses {
         if (!found) found = std::make_shared<Use>(Use{path, any_});
         return found;
     }
+    // What stands for all tensors that never have codes.
+    const std::shared_ptr<Use> &other() const { return other_; }
 
  private:
     static constexpr int64_t kLearning = 3;
     std::map<Key, std::shared_ptr<Use>> uses_;
     std::shared_ptr<bool> any_ = std::make_shared<bool>(false);
+    std::shared_ptr<Use> other_ = std::make_shared<Use>();
     int64_t steps_ = 0;
 };
 
@@ -176,7 +179,7 @@ class Step {
                             const Decision &decision, const Decision *cached);
     nanobind::object keep(const nanobind::handle &tensor, nanobind::object reason, int64_t nbytes,
                           nanobind::object choice = {}, nanobind::object path = {},
-                          nanobind::object op = {});
+                          nanobind::object op = {}, std::shared_ptr<Use> use = {});
     void record(const nanobind::handle &tensor, int64_t nbytes, int64_t held,
                 nanobind::object reason, nanobind::object choice = {}, nanobind::object path = {},
                 nanobind::object op = {});

@@ -18,8 +18,7 @@ from torch import Tensor
 from actnn.errors import ActNNWarning
 from actnn.saving.exclusions import FORMS
 
-WRONG = 0.1  # of a divisor: the step between two codes
-LEAST_BITS = 4  # noise of fewer bits is measured, and warned of
+LEAST_BITS = 4  # with fewer, all is noise
 _ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"
 _DIVISORS: dict[str, Callable[[Any, Tensor], Tensor | None]] = {
     **dict.fromkeys((f"{name}Backward0" for name in _ITSELF.split()), lambda node, x: x),
@@ -68,10 +67,9 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
         _mark(node)
     if path is not None:
         warnings.warn(
-            f"Backward divides by numbers near 0 at {path!r}, and codes of {bits} bits are not "
-            "exact enough there, so that the gradient of this step may be wrong. From the next "
-            "step on, these tensors are kept exact. model.actnn.set_choices keeps them from the "
-            "first",
+            f"Backward divides by numbers near 0 at {path!r}, and codes are not exact enough "
+            "there, so that the gradient of this step may be wrong. From the next step on, these "
+            "tensors are kept exact. model.actnn.set_choices keeps them from the first",
             ActNNWarning,
             stacklevel=2,
         )
@@ -79,7 +77,7 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
 
 
 def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
-    """Whether the divisors of a node are not well above the step between two codes."""
+    """Whether a node divides by numbers much nearer to 0 than others."""
     divisor_of = _DIVISORS.get(node.name())
     if divisor_of is None or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
@@ -92,8 +90,8 @@ def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
         return False
     sizes = divisor.detach().abs()
     least = torch.where(sizes > 0, sizes, torch.inf).min()  # divisions by 0 stay what they are
-    step = (sizes.max() - least) / (2 ** max(bits, LEAST_BITS) - 1)
-    return not bool(step <= WRONG * least)  # also if one is NaN
+    # Decoded numbers that are not 0 are at least a step of codes from it. Also if one is NaN.
+    return not bool(sizes.max() <= 2 ** (max(bits, LEAST_BITS) - 1) * least)
 
 
 def _mark(node: Any) -> None:

@@ -12,7 +12,6 @@ from actnn.errors import ActNNError
 from actnn.saving import _native
 from actnn.saving._native import Compressed, Kept, View
 from actnn.saving.bit_masks import restore_positive
-from actnn.saving.divisors import divides
 
 __all__ = ["Compressed", "Held", "Kept", "Layout", "View"]
 
@@ -82,6 +81,4 @@ def refuse_second_derivative(
         )
 
 
-_native.set_held_rules(
-    refuse_changed, refuse_second_derivative, restore_positive, _view_of_storage, divides
-)
+_native.set_held_rules(refuse_changed, refuse_second_derivative, restore_positive, _view_of_storage)

@@ -5,7 +5,7 @@ namespace nb = nanobind;
 namespace actnn {
 namespace {
 
-constexpr int64_t kKept = 8;  // bits of which the divisors beside codes must be well above 0
+constexpr int64_t kKept = 8;  // bits that are assumed of codes beside what is kept
 
 nb::object item(const nb::handle &layout, int i) {
     return nb::borrow(PyTuple_GetItem(layout.ptr(), i));

@@ -251,6 +251,7 @@ class Measured:
         at = {name: self.costs[name][b - MIN_BITS] for name, b in self.bits.items()}
         total = sum(at.values()) or 1.0
         worst = sorted(at, key=lambda name: at[name], reverse=True)[:3]
+        names = [(repr(name), at[name] / total) for name in worst]
         more = ""
         if self.budget > self.average:
             more = (
@@ -259,4 +260,4 @@ class Measured:
                 f"{math.sqrt(error):.2f}"
             )
         other = self._gradient(trial, {}, REST, batch=1)
-        self._trials.judge_noise(exact, other, found, [(n, at[n] / total) for n in worst], more)
+        self._trials.judge_noise(exact, other, found, lambda: names, more)

@@ -114,6 +114,31 @@ class _Through(Function):
         return gradient, None
 
 
+class _Stored:
+    """A copy of a tensor in host memory, so that a device holds no more between steps.
+
+    Args:
+        tensor: The tensor.
+        copies: Whether a tensor that is in host memory may change.
+    """
+
+    def __init__(self, tensor: Tensor, *, copies: bool) -> None:
+        self.device, self.requires_grad = tensor.device, tensor.requires_grad
+        moves = type(tensor) is Tensor and tensor.device.type != "cpu"
+        tensor = tensor.detach()
+        self.tensor = tensor.cpu() if moves else tensor.clone() if copies else tensor
+
+    def first(self, samples: int) -> _Stored:
+        """Return the first samples."""
+        found = copy.copy(self)
+        found.tensor = self.tensor[:samples]
+        return found
+
+    def restored(self) -> Tensor:
+        """Return a copy where the tensor was."""
+        return self.tensor.to(self.device, copy=True).requires_grad_(self.requires_grad)
+
+
 class Replay:
     """Copies of the inputs of one forward, the state of random numbers, and what backward gave.
 
@@ -124,9 +149,9 @@ class Replay:
     """
 
     def __init__(self, model: nn.Module, arguments: Any, named: Any) -> None:
-        self._inputs = tree_map(_copy, (arguments, named))
+        self._inputs = tree_map(_stored, (arguments, named))
         self._random = _RandomState(model)
-        self._gradients: dict[int, Tensor] = {}  # by the position among the leaves of the output
+        self._gradients: dict[int, _Stored] = {}  # by the position among the leaves of the output
 
     @property
     def complete(self) -> bool:
@@ -136,7 +161,8 @@ class Replay:
     @property
     def samples(self) -> int:
         """Length of the first dimension of the first input; 0 if there is none."""
-        sizes = [x.shape[0] for x in tree_leaves(self._inputs) if isinstance(x, Tensor) and x.ndim]
+        stored = [x.tensor for x in tree_leaves(self._inputs) if isinstance(x, _Stored)]
+        sizes = [x.shape[0] for x in stored if x.ndim]
         return sizes[0] if sizes else 0
 
     def first(self, samples: int) -> Replay:
@@ -144,16 +170,16 @@ class Replay:
         n = self.samples
 
         def part(x: Any, whole: int) -> Any:
-            if not isinstance(x, Tensor) or not x.ndim or x.shape[0] != whole:
+            if not isinstance(x, _Stored) or not x.tensor.ndim or x.tensor.shape[0] != whole:
                 return x
-            return x[: whole // n * samples].detach().requires_grad_(x.requires_grad)
+            return x.first(whole // n * samples)
 
         found = copy.copy(self)
         found._inputs = tree_map(lambda x: part(x, n), self._inputs)
-        found._gradients = {  # an output may have several rows for each sample
-            index: part(g, g.shape[0] if g.ndim and g.shape[0] % n == 0 else 0)
-            for index, g in self._gradients.items()
-        }
+        found._gradients = {}  # an output may have several rows for each sample
+        for index, gradient in self._gradients.items():
+            rows = gradient.tensor.shape[0] if gradient.tensor.ndim else 0
+            found._gradients[index] = part(gradient, rows if rows % n == 0 else 0)
         return found
 
     @uncompiled
@@ -170,8 +196,10 @@ class Replay:
     def _take(self, index: int, gradient: Tensor) -> None:
         if is_batched(gradient):
             return
-        known = self._gradients.get(index)
-        self._gradients[index] = gradient.detach() if known is None else known + gradient.detach()
+        gradient, known = gradient.detach(), self._gradients.get(index)
+        if known is not None:
+            gradient = gradient + known.restored()
+        self._gradients[index] = _Stored(gradient, copies=False)
 
     def run(self, model: nn.Module, forward: Callable[[Any, Any], Any]) -> Gradient:
         """Run forward and backward again; the model stays as it is.
@@ -183,7 +211,7 @@ class Replay:
             model: The model.
             forward: (positional arguments, arguments by name) -> the output.
         """
-        arguments, named = tree_map(_copy, self._inputs)
+        arguments, named = tree_map(_restored, self._inputs)
         inputs = [x for x in tree_leaves((arguments, named)) if _wants_gradient(x)]
         inputs = [x for x in inputs if not isinstance(x, nn.Parameter)]
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -192,7 +220,7 @@ class Replay:
             found = torch.autograd.grad(
                 [leaves[index] for index in self._gradients],
                 [*parameters, *inputs],
-                list(self._gradients.values()),
+                [gradient.restored() for gradient in self._gradients.values()],
                 allow_unused=True,
             )
         torch.clear_autocast_cache()  # casts of weights that the next forward would share
@@ -203,10 +231,14 @@ def _wants_gradient(x: object) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
-def _copy(x: Any) -> Any:
-    if not isinstance(x, Tensor) or isinstance(x, nn.Parameter):
-        return x
-    return x.detach().clone().requires_grad_(x.requires_grad)
+def _stored(x: Any) -> Any:
+    return (
+        _Stored(x, copies=True) if isinstance(x, Tensor) and not isinstance(x, nn.Parameter) else x
+    )
+
+
+def _restored(x: Any) -> Any:
+    return x.restored() if isinstance(x, _Stored) else x
 
 
 class _RandomState:

@@ -72,11 +72,11 @@ class Trial:
 
     @contextmanager
     def few(self, samples: int) -> Iterator[Trial]:
-        """Take the first samples of the first batch alone."""
-        replay = self._replays[0]
-        part = Trial(self.saving, self._forward, [replay.first(samples)])
+        """Take the first samples of the batches alone."""
+        replays = [each.first(samples) for each in self._replays]
+        part = Trial(self.saving, self._forward, replays)
         try:
-            with self.saving.part(samples / replay.samples):
+            with self.saving.part(samples / self.samples):
                 yield part
         finally:
             self.runs += part.runs
@@ -90,16 +90,18 @@ class Trial:
 class Trials:
     """When gradients are compared, and the warning if compression adds too much noise.
 
-    Forwards `FIRST` and the next are kept: their inputs and the gradients of their outputs. The
-    forward after these runs them again before it begins. This is repeated now and then.
+    Forwards `FIRST` and the next are kept, in host memory: their inputs and the gradients of their
+    outputs. The forward after these runs them again before it begins. This is repeated now and
+    then.
 
     Args:
         average: Average bits, for advice.
         needed: Whether a warning says that there can be no trial.
+        batches: How many forwards are kept.
     """
 
-    def __init__(self, average: float, *, needed: bool = True) -> None:
-        self._average, self._needed = average, needed
+    def __init__(self, average: float, *, needed: bool = True, batches: int = 2) -> None:
+        self._average, self._needed, self._batches = average, needed, batches
         self._forwards = self._steps = 0
         self._next = FIRST
         self._replays: list[Replay] = []
@@ -159,7 +161,7 @@ class Trials:
             self._replays = []
             return None  # compiled code has its own hooks, and bits that are fixed
         self._replays = [each for each in self._replays if each.complete]
-        if len(self._replays) == 2:
+        if len(self._replays) == self._batches:
             self._run(Trial(saving, forward, self._replays), judge)
         if self._forwards >= self._next and not self.failed:
             if any(type(p) is not nn.Parameter for p in model.parameters() if p.requires_grad):
@@ -177,7 +179,7 @@ class Trials:
     def _run(self, trial: Trial, judge: Callable[[Trial], bool]) -> None:
         self.running = True
         try:
-            done = judge(trial)
+            done = _with_memory(trial, judge)
             now = self._forwards
             later = now + LATER - now % LATER
             after = next((step for step in AGAIN if step > now), later)
@@ -210,17 +212,14 @@ class Trials:
         if self._compared:
             return
         n = trial.samples
-        exact = sum(record.nbytes for record in trial.saving.records)
-        share = max(bits / LOSSLESS, SMALL / max(exact, 1))
-        part = min(n, max(2, int(n * share)))
-        for samples in dict.fromkeys((part, n)):
+        for samples in dict.fromkeys((_affordable(trial, bits), n)):
             try:
                 with trial.few(samples) as few:
                     self._compare(few, bits, coded)
                 return
-            except Warning:
+            except (Warning, torch.OutOfMemoryError):
                 raise
-            except Exception:  # a forward that takes no part of a batch, or no memory
+            except Exception:  # a forward that takes no part of a batch
                 continue
 
     def _compare(self, trial: Trial, bits: int, coded: Callable[[Trial], Gradient]) -> None:
@@ -236,7 +235,8 @@ class Trials:
         records = [r for r in trial.saving.records if r.choice.action == "compress"]
         where = ""
         if records and not distributed():  # processes must run equally many steps
-            where = f"; most comes from {_worst(trial, exact, coded, records, bits)}"
+            name, _ = _worst(trial, exact, coded, records, bits)
+            where = f"; most comes from {name}"
         at = f"{MAX_BITS} bits"
         if not found.is_finite:
             what = (
@@ -255,7 +255,7 @@ class Trials:
         exact: Gradient,
         other: Gradient,
         found: Gradient,
-        worst: list[tuple[str, float]] | None = None,
+        worst: Callable[[], list[tuple[str, float]]],
         raised: str = "",
     ) -> None:
         """Warn if compression adds too much noise.
@@ -264,7 +264,8 @@ class Trials:
             exact: The gradient of a batch without noise.
             other: That of another batch.
             found: That of the first batch with the noise of compression.
-            worst: Names of tensors, and their shares of the noise, the largest first.
+            worst: Returns names of tensors, as they are written, and their shares of the noise,
+                the largest first.
             raised: What else to say, if anything.
         """
         if self._wrong:  # what `exact` is made of is not
@@ -273,10 +274,10 @@ class Trials:
         variance = other.distance(exact) / 2
         repeated = variance <= REPEATED * energy
         ratio = noise / (energy if repeated else variance)
-        most = ""
-        if worst:
-            most = "; most comes from " + ", ".join(f"{n!r} ({s:.0%})" for n, s in worst)
-        text = ""
+        most = text = ""
+        unknown = "noise" not in self._warned
+        if unknown and ratio > SHARE and (names := worst()):
+            most = "; most comes from " + ", ".join(f"{n} ({s:.0%})" for n, s in names)
         if not math.isfinite(noise):
             text = f"Compression makes the gradient infinite or NaN. Expected it to be finite{most}"
         elif ratio > SHARE:
@@ -316,14 +317,62 @@ class Trials:
             warnings.warn(text, ActNNWarning, stacklevel=2)
 
 
+def worst_of(trial: Trial, bits: int) -> list[tuple[str, float]]:
+    """Return what makes most of the noise of equal bits, and its share, if that is known.
+
+    Args:
+        trial: The batches; exact tensors are those of a part of the first.
+        bits: Of the codes in steps.
+    """
+    records = [r for r in trial.saving.records if r.choice.action == "compress"]
+    samples = _affordable(trial, bits)
+    if not records or not samples or distributed():  # processes must run equally many steps
+        return []
+    try:
+        with trial.few(samples) as few:
+            return [_worst(few, few.lossless_gradient(), Trial.gradient, records, bits)]
+    except Warning:
+        raise
+    except Exception:  # a forward that takes no part of a batch, or no memory
+        return []
+
+
+def _affordable(trial: Trial, bits: int) -> int:
+    """Return how many samples exact tensors may be of: see `Trials.compare`."""
+    exact = sum(record.nbytes for record in trial.saving.records)
+    share = max(bits / LOSSLESS, SMALL / max(exact, 1))
+    return min(trial.samples, max(2, int(trial.samples * share)))
+
+
+def _with_memory(trial: Trial, judge: Callable[[Trial], bool]) -> bool:
+    """Judge a trial; take less of the batches while there is no memory for them."""
+    samples = trial.samples
+    while True:
+        try:
+            if samples == trial.samples:
+                return judge(trial)
+            with trial.few(samples) as few:
+                return judge(few)
+        except torch.OutOfMemoryError:
+            if samples < 2 or distributed():  # processes must run equally many steps
+                raise
+        samples //= 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # here the error no longer holds tensors
+
+
 def _worst(
     trial: Trial,
     exact: Gradient,
     coded: Callable[[Trial], Gradient],
     records: list[Record],
     bits: int,
-) -> str:
-    """Return the module, or the tensor of a module with children, whose codes do the most."""
+) -> tuple[str, float]:
+    """Find the module, or the tensor of a module with children, whose codes do the most.
+
+    Returns:
+        Its name, and the share of the squared error of all codes.
+    """
     codes, paths = Choice("compress", bits), list(dict.fromkeys(r.module for r in records))
 
     def error(names: Sequence[str | tuple[str, int]]) -> float:
@@ -341,19 +390,25 @@ def _worst(
 
     path = search(paths)
     assert isinstance(path, str)
+    total = error(paths)
+
+    def named(name: str | tuple[str, int], found: float) -> tuple[str, float]:
+        return repr(name), min(1.0, found / total) if total else 1.0
+
     if not any(trial.model.get_submodule(path).children()):
-        return repr(path)
+        return named(path, error([path]))
     # Where modules keep all, they save other tensors, so that indices differ from those of a step.
     real = [(path, record.index) for record in records if record.module == path]
-    error([path])
+    whole = error([path])
     inside = [
         (path, r.index)
         for r in trial.saving.records
         if r.module == path and r.choice.action == "compress"
     ]
     if len(inside) != len(real):
-        return repr(path)
-    return repr(real[inside.index(search(inside))])  # type: ignore[arg-type]
+        return named(path, whole)
+    found = search(inside)
+    return named(real[inside.index(found)], error([found]))  # type: ignore[arg-type]
 
 
 def distributed() -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from actnn.adapting.replay import Gradient, Replay
-from actnn.adapting.trials import FEW, Trial, Trials
+from actnn.adapting.trials import FEW, Trial, Trials, worst_of
 from actnn.allocation.threshold import MAX_BITS
 from actnn.saving.context import Saving
 from actnn.saving.settings import Bits
@@ -27,7 +27,7 @@ class Watched:
     by_sample = adapts = corrects = False
 
     def __init__(self, bits: float, *, needed: bool = False) -> None:
-        self._trials = Trials(bits, needed=needed)
+        self._trials = Trials(bits, needed=needed, batches=1 if bits > FEW else 2)
         self._bits = bits
         self._at: int | None = None  # bits of all tensors, in a trial
 
@@ -84,5 +84,7 @@ class Watched:
         exact, other = self._best(trial), self._best(trial, 1)
         if not exact.is_finite or exact.energy() == 0:
             return False
-        self._trials.judge_noise(exact, other, trial.gradient(0))
+        self._trials.judge_noise(
+            exact, other, trial.gradient(0), lambda: worst_of(trial, math.floor(self._bits))
+        )
         return True

@@ -20,6 +20,10 @@ from torch.utils._pytree import tree_leaves
 from actnn.codec import bytes_of
 from actnn.errors import ActNNError
 from actnn.layers.chunks import InChunks
+from actnn.layers.dropout import SeededDropout
+from actnn.layers.pooling import AveragePool, MaxPool
+from actnn.layers.rectifiers import Rectifier
+from actnn.layers.registry import mixin_for
 from actnn.planning.sizes import format_bytes
 from actnn.planning.training_step import Loss, TrainingStep, leaves_of, mapped
 from actnn.planning.units import Unit, find_units
@@ -33,11 +37,13 @@ from actnn.saving.exclusions import (
     op_of,
     reason_to_keep,
 )
-from actnn.saving.module_classes import is_swapped
+from actnn.saving.module_classes import Swapped, is_swapped
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.records import checked_bits
 
+# Modules that hold a mask, offsets or a seed.
+_WITHOUT_TENSORS = (Rectifier, SeededDropout, MaxPool, AveragePool)
 # Recurrent networks of oneDNN, cuDNN and MIOpen.
 _WITH_WORKSPACE = {"MkldnnRnnLayerBackward0", "CudnnRnnBackward0", "MiopenRnnBackward0"}
 
@@ -64,9 +70,9 @@ class Row:
 class Estimate:
     """What each choice would hold: `rows` by unit. Print it for the table.
 
-    `compressed` has codes of what PyTorch keeps. Dropout, pools, `nn.GRU` and norms of narrow
-    tokens hold less. `nn.Sigmoid` and `nn.Tanh` hold codes of their derivatives beside those of
-    their results.
+    `compressed` has codes of what PyTorch keeps, less what modules of rectifiers, dropout and
+    pools save. `nn.GRU` and norms of narrow tokens hold less. `nn.Sigmoid` and `nn.Tanh` hold
+    codes of their derivatives beside those of their results.
     """
 
     rows: dict[str, Row]
@@ -119,6 +125,8 @@ class _Collector:
         self._now = ""
         self._storages: set[int] = set()
         self._saved: dict[tuple[object, ...], Tensor] = {}  # so that no address is used again
+        self._alive: list[Tensor] = []  # likewise
+        self._released: dict[int, int] = {}  # bytes of storages that only such modules save
         self._inputs: dict[int, Tensor] = {}
         names = [unit.path for unit in units] + [""]
         self._exact = dict.fromkeys(names, 0)
@@ -141,19 +149,38 @@ class _Collector:
         self._exact[self._now] += exact
         self._host[self._now] += 0 if reason is not None else exact
         self._storages.add(address)
+        module = self._paths.current()[2]
+        mixin = None if module is None else mixin_for(module)
+        if mixin in _WITHOUT_TENSORS:
+            self._keep_less(tensor, address, exact, mixin)
+            return tensor
+        exact += self._released.pop(address, 0)
         whole = whole_of(tensor)
         layout = (tensor.shape, tensor.stride()) if whole is None else whole.numel()
         whole = tensor if whole is None else whole
         key = (address, whole.storage_offset(), layout, tensor.dtype, tensor._version)
         if key not in self._saved:
             self._saved[key] = tensor
-            module = self._paths.current()[2]
             in_chunks = module is not None and is_swapped(module, InChunks)
             norm, kept = is_norm(module), reason is not None or in_chunks
             for bits in self._bits:
                 held = exact if kept else _held(tensor, whole, bits, exact, norm)
                 self._compressed[self._now][bits] += held
         return tensor
+
+    def _keep_less(
+        self, tensor: Tensor, address: int, exact: int, mixin: type[Swapped] | None
+    ) -> None:
+        """Count what a module holds instead of a tensor, which others may save after it."""
+        self._released[address] = self._released.get(address, 0) + exact
+        self._alive.append(tensor)
+        held = 0
+        if mixin is Rectifier:
+            held = -(-tensor.numel() // 8)
+        elif mixin is MaxPool and not tensor.is_floating_point():
+            held = tensor.numel()
+        for bits in self._bits:
+            self._compressed[self._now][bits] += held
 
     @contextmanager
     def collecting(self) -> Iterator[None]:

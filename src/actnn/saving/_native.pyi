@@ -88,6 +88,11 @@ class Decisions:
 
     def __init__(self) -> None: ...
 
+class Uses:
+    """What the first steps find out about kinds of tensors."""
+
+    def __init__(self) -> None: ...
+
 class Step:
     """The saved tensors of one forward pass in one thread."""
 
@@ -104,6 +109,7 @@ class Step:
         counter: Counter,
         paths: ModulePaths,
         decisions: Decisions,
+        uses: Uses,
         records: Records,
         /,
     ) -> None: ...
@@ -167,6 +173,7 @@ def set_held_rules(
     view_of_storage: Callable[..., Tensor],
     /,
 ) -> None: ...
+def set_divides(divides: Callable[[Tensor, int, str | None], bool], /) -> None: ...
 def mark_computed() -> None: ...
 def begin(step: Step, /) -> None: ...
 def end() -> None: ...

@@ -129,7 +129,7 @@ class Saving:
         self._noise = NoiseStates(seed)
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         self._paths = ModulePaths(None)
-        self._decisions = _native.Decisions()
+        self._decisions, self._uses = _native.Decisions(), _native.Uses()
         self._decided_for: tuple[Any, ...] = ()
         self.hooks = GraphHooks(self, self._paths.all)
         self._model: weakref.ref[nn.Module] | None = None
@@ -355,7 +355,7 @@ class Saving:
         if self.adaptive is not None:
             self.adaptive.begin_step(self.model)
         self._refresh_decisions()
-        step = Step(self, self._paths, self._decisions)
+        step = Step(self, self._paths, self._decisions, self._uses)
         model = self.model
         if model is not None:
             step.add_module(model)
@@ -384,12 +384,15 @@ class Saving:
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings, for copies and files; what a step holds stays here."""
         state = self.__dict__.copy()
-        none = dict.fromkeys(("_held", "_paths", "_model", "hooks", "counter", "_decisions"))
+        none = dict.fromkeys(
+            ("_held", "_paths", "_model", "hooks", "counter", "_decisions", "_uses")
+        )
         state.update(none, _records=(), _decided_for=())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._held, self._paths = weakref.WeakSet(), ModulePaths(None)
-        self.counter, self._decisions = _native.Counter(), _native.Decisions()
+        self.counter = _native.Counter()
+        self._decisions, self._uses = _native.Decisions(), _native.Uses()
         self.hooks = GraphHooks(self, self._paths.all)

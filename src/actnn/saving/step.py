@@ -18,6 +18,7 @@ from actnn.saving.attention import REPEATED, Again, drops, saves_sums
 from actnn.saving.bit_masks import positive_mask
 from actnn.saving.comparisons import COMPARED, COMPARING, is_compared, operands_of
 from actnn.saving.dense import is_dense, whole_of
+from actnn.saving.divisors import divides
 from actnn.saving.exclusions import (
     BEYOND,
     CHECKPOINT,
@@ -39,6 +40,7 @@ from actnn.saving.scaled import Scale, Scaled
 from actnn.saving.settings import Bits, Settings
 
 _native.set_rules(KEEP, FORMS, COMPARING | REPEATED)
+_native.set_divides(divides)
 _KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
 _CODES = {bits: Choice("compress", bits) for bits in range(1, 9)}
 
@@ -74,6 +76,7 @@ class Step(_native.Step):
         saving: The settings.
         paths: Paths of the modules.
         decisions: Decisions of earlier steps that are still valid.
+        uses: What the first steps have found out.
 
     Attributes:
         records: What was saved, in order.
@@ -83,7 +86,11 @@ class Step(_native.Step):
     """
 
     def __init__(
-        self, saving: Settings, paths: _native.ModulePaths, decisions: _native.Decisions
+        self,
+        saving: Settings,
+        paths: _native.ModulePaths,
+        decisions: _native.Decisions,
+        uses: _native.Uses,
     ) -> None:
         adaptive = saving.adaptive
         super().__init__(
@@ -96,6 +103,7 @@ class Step(_native.Step):
             saving.counter,
             paths,
             decisions,
+            uses,
             _native.Records(Record),
         )
         self.saving = saving

@@ -79,13 +79,15 @@ def test_accounts_equal_what_is_allocated(name, settings):
         assert 0 <= meter.allocated() - before <= SCALARS
 
 
+@pytest.mark.filterwarnings("ignore:Compression adds")  # one batch: its gradient has no variance
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_falls_with_the_bits(name):
     make, shape = MODELS[name]
     exact, x, peaks = make(), torch.randn(shape), {}
     for bits in (None, 8, 2):
         model = exact if bits is None else compressed_copy(exact, bits=bits)
-        step(model, x)
+        for _ in range(3):  # one of them compares codes with exact tensors
+            step(model, x)
         gc.collect()
         with meter_of(model, x) as meter:
             step(model, x)

@@ -63,14 +63,29 @@ EQUAL = {
         nn.Sequential(nn.TransformerEncoderLayer(256, 4, 256, batch_first=True, dropout=0.0)),
         (4, 32, 256),
     ),
+    "dropout": (between_linear(nn.Dropout()), TOKENS),
+    "max pool": (between_convolutions(nn.MaxPool2d(2)), IMAGES),
+    "average pool": (between_convolutions(nn.AvgPool2d(2)), IMAGES),
+    "residual": (
+        nn.Sequential(
+            nn.Conv2d(4, 16, 3),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(),
+            nn.Conv2d(16, 16, 3),
+            nn.LeakyReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64, 4),
+        ),
+        (32, 4, 64, 64),
+    ),
     "LSTM": (First(nn.LSTM(64, 128)), (20, 32, 64)),
     "LSTM cell": (First(nn.LSTMCell(64, 128)), (512, 64)),
     "RNN": (First(nn.RNN(64, 128)), (20, 32, 64)),
 }
 LESS = {
-    "dropout": (between_linear(nn.Dropout()), TOKENS),
-    "max pool": (between_convolutions(nn.MaxPool2d(2)), IMAGES),
-    "average pool": (between_convolutions(nn.AvgPool2d(2)), IMAGES),
     "GRU": (First(nn.GRU(64, 128)), (20, 32, 64)),
     "narrow norm": (between_linear(nn.LayerNorm(64), 64, 64), TOKENS),
 }

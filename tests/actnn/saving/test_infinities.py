@@ -60,6 +60,7 @@ def gradients_of(function, masked, value, bits, x, weight):
     return weight.grad
 
 
+@pytest.mark.filterwarnings("ignore:Backward divides by numbers near 0")
 @pytest.mark.parametrize(
     ("name", "value"), [(n, v) for n in FUNCTIONS for v in MASKS if (n, v) not in NOT_FOR]
 )

@@ -5,6 +5,8 @@ namespace nb = nanobind;
 namespace actnn {
 namespace {
 
+constexpr int64_t kKept = 8;  // bits that are assumed of codes beside what is kept
+
 nb::object item(const nb::handle &layout, int i) {
     return nb::borrow(PyTuple_GetItem(layout.ptr(), i));
 }
@@ -14,6 +16,10 @@ nb::object item(const nb::handle &layout, int i) {
 HeldRules &held_rules() {
     static HeldRules *const found = new HeldRules;
     return *found;
+}
+
+void Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
+    if (holds_true(held_rules().divides(tensor, bits, named)) && any) divides = *any = true;
 }
 
 // Detached: an output that held itself through its own autograd node would never be freed.
@@ -27,6 +33,7 @@ nb::object Kept::unpack(const nb::handle &view) const {
     if (torch().tensors.version(tensor_.ptr()) != version_)
         held_rules().refuse_changed(tensor_, version_);
     if (instead_.is_valid()) return instead_();
+    if (use_) use_->ask(tensor_, kKept, nb::none());
     if (view.is_none()) return tensor_;
     const int64_t start =
         number(item(view, 2)) + number(torch().storage_offset.call(tensor_.ptr()));
@@ -65,6 +72,7 @@ nb::object Compressed::unpack(const nb::handle &view) {
                                               view.is_none() ? encoded_.shape : item(view, 0),
                                               view.is_none() ? encoded_.strides : item(view, 1));
     }
+    if (use_) use_->ask(tensor, bits_, *use_->any ? nb::object(nb::none()) : use_->path);
     return tensor;
 }
 

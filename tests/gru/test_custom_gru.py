@@ -9,7 +9,14 @@ import torch
 from gru_helpers import C, H, same, seeded
 from torch import nn
 
-from quant_gru import CalibrationError, ConfigError, CustomGRU, QuantConfig, QuantGRU
+from quant_gru import (
+    CalibrationError,
+    ConfigError,
+    CustomGRU,
+    QuantConfig,
+    QuantGRU,
+    QuantGRUWarning,
+)
 
 DATA = seeded(6, 4, C, seed=8)
 
@@ -184,10 +191,11 @@ def test_calibrate_goes_before_the_data():
 
 
 def test_statistics_survive_a_float_checkpoint():
-    """Loading a float checkpoint leaves collected statistics alone, as for QuantGRU."""
+    """Loading a float checkpoint warns and leaves collected statistics, as for QuantGRU."""
     gru = made(calibration_data=None)
     gru.calibrate(DATA)
-    gru.load_state_dict(nn.GRU(C, H).state_dict())
+    with pytest.warns(QuantGRUWarning, match="with statistics"):
+        gru.load_state_dict(nn.GRU(C, H).state_dict())
     gru.finalize_calibration()
     gru(seeded(5, 3, C))
 

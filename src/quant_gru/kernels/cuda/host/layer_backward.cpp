@@ -14,7 +14,6 @@ constexpr int64_t kFewestRows = 32;  // of byte products of a caller
 constexpr int64_t kChannelBytes = 24;
 constexpr int64_t kSummed = 256;  // chunks of rows whose bias gradients are added at the end
 constexpr double kLargestHalf = 30000;
-constexpr int64_t kMagic = 12582912;  // the magic number of float32, see gates/arithmetic.cuh
 
 unsigned count_of(int64_t value) { return static_cast<unsigned>(value); }
 
@@ -409,8 +408,8 @@ class Gatherer {
         draft.point(p.channels, buffers_[d].of[i].channels.place());
         p.lo = static_cast<double>(lo);
         p.hi = static_cast<double>(hi);
-        p.low = static_cast<float>(kMagic + lo);
-        p.high = static_cast<float>(kMagic + hi);
+        p.low = static_cast<float>(kMagicFloat + lo);
+        p.high = static_cast<float>(kMagicFloat + hi);
     }
     template <class Arguments>
     void fill_sums(Draft<Arguments> &draft, SumsC &p, size_t d, size_t i) const {

@@ -9,9 +9,6 @@
 namespace quant_gru::cuda {
 namespace {
 
-// See Numbers.exact_float in Python.
-constexpr double kSmallest = 1e-20, kLargest = 1e20, kMagic = 12582912;
-
 const QuantizerNumbers &operand_of(const CellNumbers &n, int which) { return which ? n.h : n.x; }
 const QuantizerNumbers &result_of(const CellNumbers &n, int which) { return which ? n.Rh : n.Wx; }
 const MatrixNumbers &weights_of(const CellNumbers &n, int which) { return which ? n.R : n.W; }
@@ -37,8 +34,6 @@ CellNumbers inside(CellNumbers n) {
     n.x = n.x.inner();
     return n;
 }
-
-bool is_normal(double m) { return m == 0 || (m > kSmallest && m < kLargest); }
 
 }  // namespace
 
@@ -160,7 +155,7 @@ std::array<int32_t, 2> UploadedCell::exact_of_W() const {
             second = first && units == std::nearbyint(units) && m <= 2;
         } else {
             const bool normal = reach < 1 << 24 && is_normal(m);
-            first = normal && whole * m < kMagic;
+            first = normal && whole * m < kMagicFloat;
             const double most = whole * std::max(m, 1.0) + added / std::min(m, 1.0);
             second = normal && is_power(m) && most <= 16777216.0;
         }

@@ -7,8 +7,6 @@
 namespace quant_gru::cuda {
 namespace {
 
-constexpr double kSmallest = 1e-20, kLargest = 1e20;  // products stay normal in float32
-
 int64_t one_minus_z(const CellNumbers &n) {
     const int64_t low = n.one - (n.z.lo() - n.z.zero), high = n.one - (n.z.hi() - n.z.zero);
     return std::max(std::llabs(low), std::llabs(high));
@@ -17,7 +15,7 @@ int64_t one_minus_z(const CellNumbers &n) {
 bool fits_float(const SumNumbers &sum) {
     for (int i = 0; i < sum.terms; ++i) {
         const double m = std::ldexp(static_cast<double>(sum.M[i]), static_cast<int>(-sum.k));
-        if (m != 0 && !(kSmallest < m && m < kLargest)) return false;
+        if (!is_normal(m)) return false;
     }
     return true;
 }
@@ -27,7 +25,7 @@ bool fits_float(const SumNumbers &sum) {
 bool below_magic(const SumNumbers &sum, double first, double second) {
     const double most =
         static_cast<double>(sum.M[0]) * first + static_cast<double>(sum.M[1]) * second;
-    return std::ldexp(most, static_cast<int>(-sum.k)) < 12582912;
+    return std::ldexp(most, static_cast<int>(-sum.k)) < kMagicFloat;
 }
 
 bool is_power(const SumNumbers &sum) { return (sum.M[0] & (sum.M[0] - 1)) == 0; }

@@ -15,6 +15,11 @@ namespace quant_gru::cuda {
 
 using Macros = std::map<std::string, std::string>;
 
+constexpr int64_t kMagicFloat = 12582912;  // Magic<float>::number() in gates/arithmetic.cuh
+
+// Whether products with a multiplier stay normal in float32.
+inline bool is_normal(double m) { return m == 0 || (m > 1e-20 && m < 1e20); }
+
 // For kernels that include the header of the gate arithmetic without using it.
 extern const Macros kPlain;
 

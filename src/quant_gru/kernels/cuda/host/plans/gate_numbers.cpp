@@ -6,7 +6,7 @@
 namespace quant_gru::cuda {
 namespace {
 
-constexpr double kMagicFloat = 12582912.0, kMagicDouble = 6755399441055744.0;
+constexpr double kMagicDouble = 6755399441055744.0;
 
 template <class Real>
 SumC<Real> sum_of(const SumNumbers &n, const Sum &sum) {

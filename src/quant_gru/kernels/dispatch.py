@@ -58,12 +58,20 @@ class Executor:
         """
         return None
 
-    def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
+    def prepared_step(
+        self,
+        plan: GRUPlan,
+        guard: _native.WeightGuard,
+        dtype: torch.dtype | None,
+        update: Callable[[], None] | None,
+    ) -> PreparedStep | None:
         """Return native checks of calls of a plan that follows its weights; None if there are none.
 
         Args:
             plan: The plan.
             guard: The guard of the weights.
+            dtype: The dtype of the results; None for the dtype of the input.
+            update: Updates the numbers on a CPU that follow the weights; None if native code cannot.
         """
         return None
 
@@ -257,10 +265,19 @@ class CPU(Executor):
         """See `Executor`."""
         return cpu.stack_of(plan)
 
-    def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
+    def prepared_step(
+        self,
+        plan: GRUPlan,
+        guard: _native.WeightGuard,
+        dtype: torch.dtype | None,
+        update: Callable[[], None] | None,
+    ) -> PreparedStep | None:
         """See `Executor`."""
         if not _is_native():
             return None
+        stack = None if update is None else cpu.stack_of(plan)
+        if stack is not None and update is not None:
+            return stack.prepared_step(guard, dtype, update), None
         cell, count = plan.cells[0][0], sum(map(len, plan.cells))
         sizes = (-1, count, cell.input_size, cell.hidden_size)
         return _native.PreparedCheck(sizes, guard, (Tensor, torch.is_grad_enabled)), None
@@ -344,7 +361,13 @@ class CUDA(Executor):
         """See `Executor`."""
         return None if plan.is_far else cuda_stack.stack_of(plan)
 
-    def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
+    def prepared_step(
+        self,
+        plan: GRUPlan,
+        guard: _native.WeightGuard,
+        dtype: torch.dtype | None,
+        update: Callable[[], None] | None,
+    ) -> PreparedStep | None:
         """See `Executor`."""
         stack = self.stack_of(plan)
         return None if stack is None else (stack.prepared_step(guard), stack.prepare_step)

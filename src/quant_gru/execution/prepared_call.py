@@ -288,7 +288,7 @@ def prepare(
         live: Whether the plan follows the weights at every call, so that no change is missed.
     """
     used = [w for cell in cells for w in cell]
-    device = next(w.device for w in used if w is not None)
+    device = cells[0][0].device  # type: ignore[union-attr]
     # results of a captured graph exist only after it has run
     guard = None if capturing(device) else guard_of(own, used, device)
     contents = None if guard is None or live else executor_of(device).contents_of(guard.weights)

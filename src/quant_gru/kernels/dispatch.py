@@ -273,11 +273,11 @@ class CPU(Executor):
         update: Callable[[], None] | None,
     ) -> PreparedStep | None:
         """See `Executor`."""
-        if not _is_native():
-            return None
         stack = None if update is None else cpu.stack_of(plan)
         if stack is not None and update is not None:
             return stack.prepared_step(guard, dtype, update), None
+        if not _is_native():
+            return None
         cell, count = plan.cells[0][0], sum(map(len, plan.cells))
         sizes = (-1, count, cell.input_size, cell.hidden_size)
         return _native.PreparedCheck(sizes, guard, (Tensor, torch.is_grad_enabled)), None

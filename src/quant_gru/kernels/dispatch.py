@@ -71,7 +71,7 @@ class Executor:
             plan: The plan.
             guard: The guard of the weights.
             dtype: The dtype of the results; None for the dtype of the input.
-            update: Updates the numbers on a CPU that follow the weights; None if native code cannot.
+            update: Updates the numbers that follow the weights; None unless native code on a CPU can.
         """
         return None
 

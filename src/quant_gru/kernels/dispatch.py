@@ -71,7 +71,7 @@ class Executor:
             plan: The plan.
             guard: The guard of the weights.
             dtype: The dtype of the results; None for the dtype of the input.
-            update: Updates the numbers that follow the weights; None unless native code on a CPU can.
+            update: Updates the numbers that follow the weights, on a CPU; None if it is not native.
         """
         return None
 

@@ -41,7 +41,9 @@ _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
         (f"{name}Backward0" for name in "Acos Acosh Asin Atanh Erfinv".split()),
         lambda node, x: 1 - x().square(),
     ),
-    **dict.fromkeys(("LogitBackward0", "BinaryCrossEntropyBackward0"), lambda node, x: x() - x().square()),
+    **dict.fromkeys(
+        ("LogitBackward0", "BinaryCrossEntropyBackward0"), lambda node, x: x() - x().square()
+    ),
     "NormBackward1": lambda node, x: node._saved_result,
     "LinalgVectorNormBackward0": lambda node, x: node._saved_result,
 }
@@ -201,7 +203,7 @@ class Recent:
         while left:
             node: Any = left.pop()
             number = _sequence_of(node)
-            if number in self._seen or number < first:
+            if number < 0 or number < first or number in self._seen:
                 continue
             self._seen.add(number)
             if node.name() in _DIVISORS:
@@ -254,7 +256,9 @@ class Recent:
             makers = {each._sequence_nr() for each, _ in node.next_functions if each is not None}
             for saved in self._saved:
                 changed = saved.tensor._version != saved.version
-                if not changed and (saved.made_by in makers or saved.made_by == node._sequence_nr()):
+                if not changed and (
+                    saved.made_by in makers or saved.made_by == node._sequence_nr()
+                ):
                     self._keep(saved)
 
 

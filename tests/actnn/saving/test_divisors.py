@@ -42,8 +42,8 @@ def errors(net, batches, **settings):
     found = []
     for x, wanted in zip(batches, exact, strict=True):
         got = torch.autograd.grad(net(x).square().mean(), parameters)
-        off = sum(float((a - b).square().sum()) for a, b in zip(got, wanted, strict=True))
-        found.append((off / sum(float(b.square().sum()) for b in wanted)) ** 0.5)
+        off = sum(float((a.double() - b).square().sum()) for a, b in zip(got, wanted, strict=True))
+        found.append((off / sum(float(b.double().square().sum()) for b in wanted)) ** 0.5)
     return found
 
 
@@ -74,7 +74,9 @@ def test_every_first_step_of_a_context_is_right(named):
 
 
 @noisy
-@pytest.mark.parametrize("kind", ["autocast", "in place", "checkpoint inside", "checkpoint outside"])
+@pytest.mark.parametrize(
+    "kind", ["autocast", "in place", "checkpoint inside", "checkpoint outside"]
+)
 def test_other_ways_of_training_have_a_right_first_step(kind):
     class Ways(LinearAttention):
         def forward(self, x):

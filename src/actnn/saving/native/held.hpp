@@ -114,7 +114,8 @@ class View {
     void keep(nanobind::object other);
     // Says that backward divides by the tensor, so that the next ones like it are to be exact.
     void divided() {
-        if (nanobind::isinstance<Compressed>(held_)) nanobind::inst_ptr<Compressed>(held_)->divided();
+        if (nanobind::isinstance<Compressed>(held_))
+            nanobind::inst_ptr<Compressed>(held_)->divided();
     }
     nanobind::object unpack() const;
 

@@ -222,3 +222,50 @@ def test_the_last_operation_of_a_function_is_known_from_its_first_backward():
     exact = torch.autograd.grad(torch.log(x.square() + 1e-6).sum(), x)[0]
     off = [float((each - exact).norm() / exact.norm()) for each in found]
     assert off[0] > 0.1 > 0.02 > off[1]
+
+
+leaves = pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile
+
+
+def compiled(net):
+    torch._dynamo.reset()  # else code that is compiled in many ways runs uncompiled
+    for layer in net:
+        layer.compile(backend="aot_eager")
+    return net
+
+
+@leaves
+@noisy
+@pytest.mark.parametrize(("bits", "limit"), [(8, 0.02), (4, 0.2)])
+def test_compiled_code_keeps_what_it_divides_by_in_every_step(bits, limit):
+    torch.manual_seed(0)
+    net = compiled(nn.Sequential(*(LinearAttention(32, 4) for _ in range(2))))
+    assert max(errors(net, [torch.randn(8, 64, 32) for _ in range(3)], bits=bits)) < limit
+
+
+@leaves
+@noisy
+@pytest.mark.parametrize("name", STEEP)
+def test_compiled_functions_with_steep_derivatives(name):
+    torch.manual_seed(0)
+    net = compiled(nn.Sequential(Steep(STEEP[name])))
+    assert max(errors(net, [torch.randn(256, 32)] * 2, bits=8)) < 0.02
+
+
+@leaves
+def test_a_choice_compresses_what_compiled_code_divides_by():
+    torch.manual_seed(0)
+    net = compiled(nn.Sequential(LinearAttention(32, 4)))
+    actnn.compress(net, bits=8, min_bytes=1024)
+    x = torch.randn(8, 64, 32)
+
+    def held():
+        torch._dynamo.reset()
+        loss = net(x).square().mean()
+        found = net.actnn.held_bytes
+        loss.backward()
+        return found
+
+    kept = held()
+    net.actnn.set_choices({"0": actnn.Choice("compress", 8)})
+    assert held() <= kept

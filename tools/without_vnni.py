@@ -90,6 +90,8 @@ def main() -> int:
             f"== {sum(map(len, found.values()))} times cpuid in {len(found)} libraries", flush=True
         )
         variables = {"LD_AUDIT": str(built), "LD_PRELOAD": str(built), "WITHOUT_VNNI": str(names)}
+        asan = [os.environ.get("ASAN_OPTIONS", ""), "verify_asan_link_order=0"]  # with a preload
+        variables["ASAN_OPTIONS"] = ":".join(filter(None, asan))
         return subprocess.run(sys.argv[1:], env={**os.environ, **variables}, check=False).returncode
 
 

@@ -9,11 +9,11 @@ starts from the same weights and sees the same batches:
     exact             plain PyTorch
     4 bits            actnn.compress(model, bits=4)
     2 bits adaptive   actnn.compress(model, level="L3")
-    fit               actnn.fit(model, batch, budget) at two thirds and at half of the exact peak
+    fit               actnn.fit(model, batch, budget) at 75 % and at 60 % of the exact peak
 
 `held` is what autograd keeps from forward to backward. `peak` is the most that all tensors of a
 step take together, parameters and gradients included. On a GPU, the workspaces of convolutions are
-most of the peak of a small batch, and no budget of half of that peak can be met.
+most of the peak of a small batch, and no budget of 60 % of that peak can be met.
 """
 
 from __future__ import annotations
@@ -177,10 +177,10 @@ def main(arguments: list[str] | None = None) -> None:
     exact = run("exact", lambda model: actnn.compress(model, level="L0"))
     run("4 bits", lambda model: actnn.compress(model, bits=4))
     run("2 bits adaptive", lambda model: actnn.compress(model, level="L3"))
-    for share, words in ((2 / 3, "two thirds"), (1 / 2, "half")):
-        budget = round(exact.peak * share)
+    for percent in (75, 60):
+        budget = exact.peak * percent // 100
         last = run(
-            f"fit to {words}",
+            f"fit to {percent} %",
             lambda model, budget=budget: actnn.fit(model, example, budget, loss=loss_of),
         )
     CONSOLE.print(table)

@@ -1,3 +1,4 @@
+import ast
 import json
 import os
 import subprocess
@@ -381,3 +382,15 @@ def quant_gru_of_size(n_features: int, hidden_size: int) -> quant_gru.QuantGRU:
     gru.calibrate(torch.randn(5, 2, n_features))
     gru.finalize_calibration()
     return gru
+
+
+def test_options_are_named() -> None:
+    """Some versions of typer take the name of an option from its metavar."""
+    unnamed = []
+    for path in Path(quant_gru.cli.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option":
+                name = node.args[0] if node.args else None
+                if not (isinstance(name, ast.Constant) and str(name.value).startswith("--")):
+                    unnamed.append(f"{path.name}:{node.lineno}")
+    assert not unnamed

@@ -32,7 +32,9 @@ def report(
     ] = "report.html",
     preset: Annotated[
         str,
-        typer.Option(metavar="NAME", help="For a float model: a preset or a configuration file."),
+        typer.Option(
+            "--preset", metavar="NAME", help="For a float model: a preset or a configuration file."
+        ),
     ] = "int8_wide",
     json: Json = False,
     force: Force = False,
@@ -60,30 +62,39 @@ def tune(
     model: Model,
     flash: Annotated[
         str | None,
-        typer.Option(metavar="BYTES", help='Most bytes in C source, such as 60000 or "60 kB".'),
+        typer.Option(
+            "--flash", metavar="BYTES", help='Most bytes in C source, such as 60000 or "60 kB".'
+        ),
     ] = None,
     packed: Annotated[
         str | None,
-        typer.Option(metavar="BYTES", help="Most bytes where weights of any width have no gaps."),
+        typer.Option(
+            "--packed", metavar="BYTES", help="Most bytes where weights of any width have no gaps."
+        ),
     ] = None,
     state: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Most bytes of the states of a sequence.")
+        str | None,
+        typer.Option("--state", metavar="BYTES", help="Most bytes of the states of a sequence."),
     ] = None,
     activations: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Most bytes of all codes of a step.")
+        str | None,
+        typer.Option("--activations", metavar="BYTES", help="Most bytes of all codes of a step."),
     ] = None,
     bits: Annotated[
-        float | None, typer.Option(metavar="N", help="Most bits of weights on average.")
+        float | None, typer.Option("--bits", metavar="N", help="Most bits of weights on average.")
     ] = None,
     sqnr: Annotated[
-        float | None, typer.Option(metavar="DB", help="Least signal over noise; fewest bytes.")
+        float | None,
+        typer.Option("--sqnr", metavar="DB", help="Least signal over noise; fewest bytes."),
     ] = None,
     widths: Annotated[
-        str, typer.Option(metavar="N,N,..", help="Widths to choose from.")
+        str, typer.Option("--widths", metavar="N,N,..", help="Widths to choose from.")
     ] = "4,8,16",
     group: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME,..", help="Operators or patterns of one width; repeatable."),
+        typer.Option(
+            "--group", metavar="NAME,..", help="Operators or patterns of one width; repeatable."
+        ),
     ] = None,
     fit_weights: Annotated[
         bool, typer.Option("--fit-weights", help="Fit the codes of weights of up to 8 bits.")
@@ -152,13 +163,24 @@ def tune(
 
 
 def bench(
-    input_size: Annotated[int, typer.Option(min=1, metavar="N", help="Features.")] = 64,
-    hidden_size: Annotated[int, typer.Option(min=1, metavar="N", help="Units.")] = 128,
-    layers: Annotated[int, typer.Option(min=1, metavar="N", help="Layers.")] = 1,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Sequences.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps of a sequence.")] = 100,
+    input_size: Annotated[
+        int, typer.Option("--input-size", min=1, metavar="N", help="Features.")
+    ] = 64,
+    hidden_size: Annotated[
+        int, typer.Option("--hidden-size", min=1, metavar="N", help="Units.")
+    ] = 128,
+    layers: Annotated[int, typer.Option("--layers", min=1, metavar="N", help="Layers.")] = 1,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, metavar="N", help="Sequences.")
+    ] = 1,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, metavar="N", help="Steps of a sequence.")
+    ] = 100,
     threads: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Threads of PyTorch and of the kernels.")
+        int,
+        typer.Option(
+            "--threads", min=1, metavar="N", help="Threads of PyTorch and of the kernels."
+        ),
     ] = 1,
     json: Json = False,
 ) -> None:

@@ -68,17 +68,22 @@ def demo(
     data: Annotated[
         Path | None,
         typer.Option(
+            "--data",
             metavar="FILE",
             help="Spoken-digits npz, as examples/pack_spoken_digits.py writes it.",
             show_default="scikit-learn's handwritten digits",
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the checkpoint and the parameter file.")
+        Path,
+        typer.Option(
+            "--output", metavar="DIR", help="Folder for the checkpoint and the parameter file."
+        ),
     ] = Path("demo_output"),
     epochs: Annotated[
         int | None,
         typer.Option(
+            "--epochs",
             min=1,
             metavar="N",
             help="Passes over the training data.",
@@ -86,10 +91,11 @@ def demo(
         ),
     ] = None,
     hidden_size: Annotated[
-        int, typer.Option(min=1, max=4096, metavar="N", help="Units of the GRU.")
+        int, typer.Option("--hidden-size", min=1, max=4096, metavar="N", help="Units of the GRU.")
     ] = 64,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Same seed, same numbers.")
+        int,
+        typer.Option("--seed", min=0, max=2**32 - 1, metavar="N", help="Same seed, same numbers."),
     ] = 0,
 ) -> None:
     """Train a GRU on real data, quantize it five ways, and compare."""
@@ -116,12 +122,15 @@ def info(
 @app.command()
 def config(
     write: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the configuration to a file.")
+        str | None,
+        typer.Option("--write", metavar="FILE", help="Write the configuration to a file."),
     ] = None,
     preset: Annotated[
         Preset | None,
         typer.Option(
-            help="Take a preset; without --write, print it.", show_default="the default file"
+            "--preset",
+            help="Take a preset; without --write, print it.",
+            show_default="the default file",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,

@@ -47,7 +47,7 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite PATH if it exists.")] = False,
     profile: Annotated[
-        Profile | None, typer.Option(help="ONNX: the profile.", show_default="integer")
+        Profile | None, typer.Option("--profile", help="ONNX: the profile.", show_default="integer")
     ] = None,
     step: Annotated[
         bool | None, typer.Option("--step", help="ONNX: one step, with states in and out.")
@@ -61,13 +61,16 @@ def export(
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="C: start of all names.", show_default="the name of FILE"
+            "--name", metavar="NAME", help="C: start of all names.", show_default="the name of FILE"
         ),
     ] = None,
     version: Annotated[
         str | None,
         typer.Option(
-            metavar="VERSION", help="Encodings: 0.6.1, 1.0.0 or 2.0.0.", show_default="1.0.0"
+            "--version",
+            metavar="VERSION",
+            help="Encodings: 0.6.1, 1.0.0 or 2.0.0.",
+            show_default="1.0.0",
         ),
     ] = None,
 ) -> None:
@@ -111,7 +114,8 @@ def verify(
         ),
     ],
     within: Annotated[
-        int, typer.Option(min=0, metavar="CODES", help="ONNX: largest difference allowed.")
+        int,
+        typer.Option("--within", min=0, metavar="CODES", help="ONNX: largest difference allowed."),
     ] = 0,
 ) -> None:
     """Compare an ONNX file or C source with a frozen GRU, code by code.

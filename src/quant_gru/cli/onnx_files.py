@@ -31,10 +31,12 @@ def quantize(
     preset: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="int8, int8_wide, w8a16 or int16; or a configuration file."
+            "--preset",
+            metavar="NAME",
+            help="int8, int8_wide, w8a16 or int16; or a configuration file.",
         ),
     ] = "int8_wide",
-    profile: Annotated[Profile, typer.Option(help="The profile.")] = Profile.integer,
+    profile: Annotated[Profile, typer.Option("--profile", help="The profile.")] = Profile.integer,
     test_feeds: Annotated[
         str | None,
         typer.Option(

@@ -180,6 +180,7 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
     def freeze(self) -> FrozenQuantGRUCell:
         """Return an inference-only cell with only the integer plan, with the same codes."""
         plan = self._plan()
+        warn_of_cut_biases_of(plan)
         return FrozenQuantGRUCell(self._state.document(), False, plan)
 
 

@@ -52,7 +52,7 @@ def _warn(layer: int, direction: int, part: WeightPart, x: Quantizer, h: Quantiz
         ("weight.br", part.Br, "weight.R", part.bits_R, "output.h", h),
     )
     for name, biases, weight, bits, operand, values in sums:
-        cut = int((biases.abs() >= bias_limit(bits, values.bits)).sum())
+        cut = int((biases.long().abs() >= bias_limit(bits, values.bits)).sum())
         if cut:
             text = (
                 f"Expected biases that sums of {weight} times {operand} can hold, got {cut} of "

@@ -27,6 +27,7 @@ from quant_gru.interchange.c import CSource, export_c
 from quant_gru.interchange.onnx import recorded
 from quant_gru.interchange.onnx.source import Source
 from quant_gru.modules import call
+from quant_gru.modules.bias_overflow import warn_of_cut_biases_of
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
 from quant_gru.torch_ops import watchers

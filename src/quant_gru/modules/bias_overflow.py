@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,13 +27,13 @@ class CutBiases(NamedTuple):
 
     Attributes:
         key: Which.
-        count: How many.
+        cut: How many.
         rows: Of how many.
         scale: The scale of the values that the weights multiply.
     """
 
     key: Key
-    count: int
+    cut: int
     rows: int
     scale: float
 
@@ -81,14 +81,13 @@ def _cut(
     found = []
     sums = ((part.Bw, part.bits_W, x), (part.Br, part.bits_R, h))
     for name, (biases, bits, values) in zip(_ADDED, sums, strict=True):
-        count = int((biases.long().abs() >= bias_limit(bits, values.bits)).sum())
-        if count:
-            key = (layer, direction, name)
-            found.append(CutBiases(key, count, biases.numel(), values.scale))
+        cut = int((biases.long().abs() >= bias_limit(bits, values.bits)).sum())
+        if cut:
+            found.append(CutBiases((layer, direction, name), cut, biases.numel(), values.scale))
     return found
 
 
-def warn_of_cut_biases(found: Iterable[CutBiases], told: Collection[Key] = ()) -> frozenset[Key]:
+def warn_of_cut_biases(found: Sequence[CutBiases], told: Collection[Key] = ()) -> frozenset[Key]:
     """Warn about biases that are cut off.
 
     Args:
@@ -98,13 +97,12 @@ def warn_of_cut_biases(found: Iterable[CutBiases], told: Collection[Key] = ()) -
     Returns:
         Which biases are cut off.
     """
-    found = list(found)
-    for (layer, direction, name), count, rows, scale in found:
+    for (layer, direction, name), cut, rows, scale in found:
         if (layer, direction, name) in told:
             continue
         weight, operand = _ADDED[name]
         text = (
-            f"Expected biases that sums of {weight} times {operand} can hold, got {count} of "
+            f"Expected biases that sums of {weight} times {operand} can hold, got {cut} of "
             f"{rows} in {name} of layer {layer}{' reverse' if direction else ''} "
             f"that are too large, and are cut off: values of {operand} (scale "
             f"{scale:g}) or weights are very small; a larger scale of {operand} keeps "

@@ -41,6 +41,19 @@ def test_links_of_the_description_hold_everywhere(address: str | None) -> None:
     assert "```python\nimport torch\n" in text  # code stays
 
 
+def test_a_release_has_the_address_of_its_repository(tmp_path: Path) -> None:
+    tomllib = pytest.importorskip("tomllib")  # of CPython 3.11
+    workflow = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    commands = re.findall(r"run: (printf .*)", workflow)
+    assert len(commands) == 2
+    for command in commands:
+        shutil.copy(ROOT / "pyproject.toml", tmp_path)
+        server = {"GITHUB_SERVER_URL": "https://example.org", "GITHUB_REPOSITORY": "us/quant-gru"}
+        subprocess.run(["sh", "-c", command], cwd=tmp_path, env=server, check=True)
+        project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))
+        assert project["project"]["urls"] == {"Repository": "https://example.org/us/quant-gru"}
+
+
 def test_actnn_needs_no_kernels_of_the_gru() -> None:
     """As in a build with QUANT_GRU_PARTS=actnn."""
     code = """

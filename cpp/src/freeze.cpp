@@ -1,4 +1,5 @@
 // The file of a frozen GRU, with the bytes that Python writes.
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -127,20 +128,9 @@ std::string file_of(const TensorMap &tensors, const std::string &document, bool 
     return file + text + data;
 }
 
-}  // namespace
-
-std::string frozen_file(const Parameters &parameters, const std::vector<WeightNumbers> &weights,
-                        bool batch_first) {
-    TensorMap tensors;
-    for (size_t i = 0; i < parameters.cells.size(); ++i)
-        add_cell(parameters, i, weights[2 * i], weights[2 * i + 1], tensors);
-    JsonWriter document(-1, true);
-    tensors["columns"] = bytes_of(write_packed_document(parameters, document));
-    return file_of(tensors, document.text(), batch_first);
-}
-
-std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &cells,
-                   bool batch_first) {
+// W and R of each cell.
+std::vector<WeightNumbers> numbers_of(const Parameters &parameters,
+                                      const std::vector<FloatCell> &cells) {
     if (cells.size() != parameters.cells.size())
         throw ArgumentError("Expected weights of " + std::to_string(parameters.cells.size()) +
                             " cells, got " + std::to_string(cells.size()));
@@ -155,7 +145,41 @@ std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &c
                 weight_numbers(cell, weight, weight_codes(cell, weight, cells[i], H, K)));
         }
     }
-    return frozen_file(parameters, weights, batch_first);
+    return weights;
+}
+
+}  // namespace
+
+std::string frozen_file(const Parameters &parameters, const std::vector<WeightNumbers> &weights,
+                        bool batch_first) {
+    TensorMap tensors;
+    for (size_t i = 0; i < parameters.cells.size(); ++i)
+        add_cell(parameters, i, weights[2 * i], weights[2 * i + 1], tensors);
+    JsonWriter document(-1, true);
+    tensors["columns"] = bytes_of(write_packed_document(parameters, document));
+    return file_of(tensors, document.text(), batch_first);
+}
+
+std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &cells,
+                   bool batch_first) {
+    return frozen_file(parameters, numbers_of(parameters, cells), batch_first);
+}
+
+std::vector<CutBiases> cut_biases(const Parameters &parameters,
+                                  const std::vector<FloatCell> &cells) {
+    std::vector<CutBiases> found;
+    const auto weights = numbers_of(parameters, cells);
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const bool input = i % 2 == 0;
+        const CellParameters &cell = parameters.cells[i / 2];
+        const int64_t limit = bias_limit(cell.config[input ? Operator::W : Operator::R].bitwidth,
+                                         cell.quantizer(input ? Operator::x : Operator::h).bits);
+        const auto &biases = weights[i].bias;
+        const auto count = std::count_if(biases.begin(), biases.end(),
+                                         [limit](int64_t b) { return b >= limit || b <= -limit; });
+        if (count) found.push_back({i / 2, input ? Operator::bw : Operator::br, count});
+    }
+    return found;
 }
 
 }  // namespace quant_gru

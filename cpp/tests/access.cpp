@@ -57,6 +57,19 @@ int64_t frozen_bytes(const char *parameters, const float *const *weights, int64_
     });
 }
 
+// weights: as above. Three numbers for each cut: cell, 1 for the biases of R, count.
+int64_t cut_numbers(const char *parameters, const float *const *weights, int64_t cells) {
+    return answer([&] {
+        std::vector<int64_t> words;
+        for (const CutBiases &cut :
+             cut_biases(Parameters::from_text(parameters), cells_of(weights, cells)))
+            words.insert(words.end(),
+                         {static_cast<int64_t>(cut.cell), cut.bias == Operator::br, cut.count});
+        return std::string(reinterpret_cast<const char *>(words.data()),
+                           words.size() * sizeof(int64_t));
+    });
+}
+
 // batches: x of each; sizes: T and N of each; lengths: of each, or null.
 int64_t calibrated(const char *config, const int64_t *shape, double zoneout,
                    const float *const *weights, int64_t cells, const char *method,

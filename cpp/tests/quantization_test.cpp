@@ -48,6 +48,8 @@ void check_calibration(Reader &reader) {
     CHECK(freeze(Parameters::from_text(expected), gru.cells()) == file);
     CHECK(Model::load(file.data(), file.size()).shape().hidden_size == gru.shape.hidden_size);
     CHECK_THROWS(ArgumentError, "Expected weights", freeze(parameters, {}));
+    CHECK(cut_biases(parameters, gru.cells()).empty());
+    CHECK_THROWS(ArgumentError, "Expected weights", cut_biases(parameters, {}));
 }
 
 template <class T>

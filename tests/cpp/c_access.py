@@ -58,6 +58,22 @@ class Access:
             int(batch_first),
         )
 
+    def cut_biases(
+        self, parameters: bytes, weights: Sequence[FloatWeights]
+    ) -> list[tuple[int, str, int]]:
+        """Return the cell, name and count of cut biases."""
+        found = self.call(
+            "cut_numbers",
+            ctypes.c_char_p(parameters),
+            cells(weights),
+            ctypes.c_int64(len(weights)),
+        )
+        words = memoryview(found).cast("q").tolist()
+        return [
+            (words[i], ("weight.bw", "weight.br")[words[i + 1]], words[i + 2])
+            for i in range(0, len(words), 3)
+        ]
+
     def calibrated(self, case: Calibration) -> bytes:
         """Return the parameter document after the calibration of a case."""
         xs, h0s, lengths = zip(*case.batches, strict=True)

@@ -40,6 +40,7 @@ from quant_gru.config import default_config_path
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
 from quant_gru.integer.weighted_sum import several_terms
+from quant_gru.modules.bias_overflow import cut_biases_of
 from quant_gru.parameters.document import from_document
 
 pytestmark = NEEDS_TOOLS
@@ -263,6 +264,27 @@ def test_weights_must_be_finite(access: Access) -> None:
     case.weights[0].R[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"Expected weights to be finite.*weight\.R"):
         access.frozen_bytes(json.dumps(case.gru._state.document()).encode(), case.weights, False)
+
+
+@pytest.mark.filterwarnings("ignore:Expected biases that sums of")
+@pytest.mark.parametrize("amplitude", [1.0, 1e-7, 1e-8])
+@pytest.mark.parametrize("config", ["int8", "int8_wide", "int16"])
+def test_cut_biases(access: Access, amplitude: float, config: str) -> None:
+    """C++ finds the biases of which Python warns."""
+    torch.manual_seed(0)
+    gru = QuantGRU(4, 6, 2, bidirectional=True, config=config)
+    with torch.no_grad():
+        gru.weight_hh_l1_reverse.mul_(amplitude**2)
+    gru.calibrate(torch.randn(20, 3, 4) * amplitude)
+    gru.finalize_calibration()
+    expected = [
+        (2 * layer + direction, name, count)
+        for (layer, direction, name), count, *_ in cut_biases_of(gru._plan())
+    ]
+    assert (amplitude == 1) == (not expected)
+    weights = [cell for layer in gru._float_weights() for cell in layer]
+    found = access.cut_biases(json.dumps(gru._state.document()).encode(), weights)
+    assert found == expected
 
 
 def test_accumulators_must_fit_64_bits(access: Access, library: Library) -> None:

@@ -100,6 +100,53 @@ def test_weights_without_values_are_not_read(cut, tmp_path):
     broken.load_quant_params(tmp_path / "gru.json")
 
 
+def forward(gru, amplitude=1.0):
+    with torch.no_grad():
+        gru(torch.randn(20, 4, 8) * amplitude)
+
+
+def shrink(gru):
+    with torch.no_grad():
+        gru.weight_hh_l0.mul_(1e-12)
+
+
+def test_a_forward_after_training_tells_once():
+    gru = calibrated().eval()
+    gru.use_quantization = True
+    forward(gru)
+    gru.train()(torch.randn(20, 4, 8))
+    shrink(gru)
+    gru(torch.randn(20, 4, 8))  # training says nothing
+    gru.eval()
+    with pytest.warns(QuantGRUWarning, match=r"weight\.br of layer 0 that are too large") as record:
+        forward(gru)
+    assert len(record) == 1
+    assert record[0].filename == __file__
+    forward(gru)
+    with torch.no_grad():
+        gru.bias_hh_l0.mul_(0.5)  # the plan is built again
+    forward(gru)
+
+
+def test_a_forward_after_calibration_does_not_repeat_it(cut):
+    cut.use_quantization = True
+    forward(cut, 1e-8)
+
+
+def test_a_changed_scale(tmp_path):
+    gru = calibrated().eval()
+    gru.use_quantization = True
+    gru.adjust_quant_config("input.x", scale=2.0**-40)
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        forward(gru)
+    gru.adjust_quant_config("input.x", scale=2.0**-5)
+    forward(gru)
+    gru.adjust_quant_config("input.x", scale=2.0**-40)
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        gru.stream()
+    gru.stream()
+
+
 def test_freezing_reads_the_weights_of_that_moment():
     gru = calibrated().eval()
     gru.freeze()

@@ -1,5 +1,6 @@
 """Sources are compiled without a GPU, and compiled kernels are kept safely on disk."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -136,8 +137,28 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
     monkeypatch.delenv(CACHE.variable)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert CACHE.folder() == tmp_path / "kernel-runtime"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert CACHE.folder().parts[-2:] == (".cache", "kernel-runtime")
+
+
+@pytest.mark.parametrize("base", [None, "", "/caches", "relative/caches"])
+@pytest.mark.parametrize(
+    ("platform", "module", "name"),
+    [("linux", "unix", "Unix"), ("darwin", "macos", "MacOS"), ("win32", "windows", "Windows")],
+)
+def test_the_folder_is_that_of_platformdirs(monkeypatch, base, platform, module, name):
+    pytest.importorskip("platformdirs", minversion="4.14")
+    windows = importlib.import_module("platformdirs.windows")
+    kind = getattr(importlib.import_module(f"platformdirs.{module}"), name)
+    # Windows itself is asked for LOCALAPPDATA elsewhere
+    monkeypatch.setattr(windows, "get_win_folder", windows.get_win_folder_from_env_vars)
+    monkeypatch.delenv(CACHE.variable)
+    monkeypatch.setenv("LOCALAPPDATA", "/Users/me/AppData/Local")
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if base is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", base)
+    expected = kind("kernel-runtime", appauthor=False).user_cache_dir
+    monkeypatch.setattr(sys, "platform", platform)
+    assert CACHE.folder() == Path(expected)
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch):
@@ -149,7 +170,11 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     monkeypatch.setattr(Path, "home", home)
     CACHE.store("name", b"code")
     assert CACHE.load("name") is None
-    with pytest.raises(KernelError, match=f"Expected {CACHE.variable}, XDG_CACHE_HOME or HOME"):
+    with pytest.raises(KernelError, match=f"Expected {CACHE.variable} or HOME to be set"):
+        CACHE.clear()
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    with pytest.raises(KernelError, match=f"Expected {CACHE.variable} or LOCALAPPDATA to be set"):
         CACHE.clear()
 
 

@@ -5,7 +5,8 @@ from quant_gru import QuantConfig, calibrate_model, convert_model, find_grus
 class Tagger(torch.nn.Module):  # your model, with an nn.GRU somewhere inside
     def __init__(self) -> None:
         super().__init__()
-        self.gru, self.head = torch.nn.GRU(40, 64, batch_first=True), torch.nn.Linear(64, 10)
+        self.gru = torch.nn.GRU(40, 64, batch_first=True)
+        self.head = torch.nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.gru(x)[0])

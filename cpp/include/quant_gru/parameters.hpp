@@ -114,4 +114,17 @@ struct QUANT_GRU_API FloatGRU {
 QUANT_GRU_API std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &cells,
                                  bool batch_first = false);
 
+// Biases of one cell that are cut off.
+struct CutBiases {
+    size_t cell = 0;               // index of Parameters::cells
+    Operator bias = Operator::bw;  // or Operator::br
+    int64_t count = 0;             // of its 3H biases
+};
+
+// Biases that are too large for the sums that `freeze` adds them to, because values or weights are
+// very small; empty as a rule. A larger scale of Operator::x keeps those of Operator::bw, one of
+// Operator::h those of Operator::br. Throws what `freeze` throws.
+QUANT_GRU_API std::vector<CutBiases> cut_biases(const Parameters &parameters,
+                                                const std::vector<FloatCell> &cells);
+
 }  // namespace quant_gru

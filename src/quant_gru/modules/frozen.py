@@ -27,7 +27,7 @@ from quant_gru.interchange.c import CSource, export_c
 from quant_gru.interchange.onnx import recorded
 from quant_gru.interchange.onnx.source import Source
 from quant_gru.modules import call
-from quant_gru.modules.bias_overflow import warn_of_cut_biases_of
+from quant_gru.modules.bias_overflow import cut_biases_of, warn_of_cut_biases
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
 from quant_gru.torch_ops import watchers
@@ -167,7 +167,7 @@ class FrozenQuantGRU(torch.nn.Module):
             raise ParameterError(f"{error} ({file.where})") from None
         columns = params.columns_of(module.get_buffer(_DOCUMENT))
         frozen_file.check(file, columns, module._plan())
-        warn_of_cut_biases_of(module._plan())
+        warn_of_cut_biases(cut_biases_of(module._plan()))
         return module
 
     @classmethod
@@ -178,7 +178,7 @@ class FrozenQuantGRU(torch.nn.Module):
             ParameterError: A tensor is missing or does not fit.
         """
         module = cls._of_state_dict(state_dict)
-        warn_of_cut_biases_of(module._plan())
+        warn_of_cut_biases(cut_biases_of(module._plan()))
         return module
 
     @classmethod

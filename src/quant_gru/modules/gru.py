@@ -47,7 +47,12 @@ from quant_gru.kernels.dispatch import PRECISIONS, load
 from quant_gru.kernels.live_weights import settled
 from quant_gru.modules import call, checkpoints, module_weights, training_options
 from quant_gru.modules.adjust import Change
-from quant_gru.modules.bias_overflow import warn_of_cut_biases, warn_of_cut_biases_of
+from quant_gru.modules.bias_overflow import (
+    Key,
+    cut_biases,
+    cut_biases_of,
+    warn_of_cut_biases,
+)
 from quant_gru.modules.float_zoneout import run_float
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.near_misses import refuse_unknown, warn_of_near_miss
@@ -116,6 +121,8 @@ class QuantGRU(torch.nn.GRU):
     _scales_unused = ""
     # whether someone has set use_quantization, also to what it was
     _mode_chosen = False
+    # cut biases of which a warning has told
+    _told: frozenset[Key] = frozenset()
 
     def __init__(
         self,
@@ -327,8 +334,7 @@ class QuantGRU(torch.nn.GRU):
 
     def freeze(self) -> FrozenQuantGRU:
         """Return an inference-only module with only the integer plan, with the same codes."""
-        plan = self._plan()
-        warn_of_cut_biases_of(plan)
+        plan = self._plan(tell_again=True)
         return FrozenQuantGRU(self._state.document(), self.batch_first, plan)
 
     def export_c(self, directory: str | os.PathLike[str], name: str, *, steps: int = 8) -> CSource:
@@ -495,7 +501,7 @@ class QuantGRU(torch.nn.GRU):
         self._state.finalize(sync, self._float_weights(), refine)
         self._scales_unused = "" if self._mode_chosen else "the GRU was calibrated"
         self._write_logarithms()
-        warn_of_cut_biases(self._state.scales or (), self._weights())
+        self._tell_of_cut_biases()
         load(next(self.parameters()).device)
         if verbose:
             print(summary(self._state, self._weights()))
@@ -978,7 +984,10 @@ class QuantGRU(torch.nn.GRU):
             # parts of the weights have guards of their own, which may see a write later
             state.plans.forget_settled()
         self._finalized(in_forward=True)
-        return state.prepare(own, self._weights(), live, noise, kept)
+        found = state.prepare(own, self._weights(), live, noise, kept)
+        if not found.live:  # a plan of training is rewritten at each call
+            self._told = warn_of_cut_biases(cut_biases_of(found.plan), self._told)
+        return found
 
     def _differentiated(self, prepared: PreparedCall) -> Differentiated:
         """Return how calls with this shared state are differentiated."""
@@ -995,12 +1004,22 @@ class QuantGRU(torch.nn.GRU):
             )
         return how
 
-    def _plan(self) -> GRUPlan:
-        """Return the plan of the current weights, which are read again."""
+    def _plan(self, tell_again: bool = False) -> GRUPlan:
+        """Return the plan of the current weights, which are read again.
+
+        Args:
+            tell_again: Whether to warn again of cut biases of which a warning has told.
+        """
         module_weights.compute_weights(self)
         self._state.plans.forget_settled()
         self._finalized()
-        return self._state.plan(self._weights(), module_weights.may_change_unseen(self))
+        plan = self._state.plan(self._weights(), module_weights.may_change_unseen(self))
+        self._told = warn_of_cut_biases(cut_biases_of(plan), () if tell_again else self._told)
+        return plan
+
+    def _tell_of_cut_biases(self) -> None:
+        """Warn of biases that new scales cut off."""
+        self._told = warn_of_cut_biases(cut_biases(self._state.scales or (), self._weights()))
 
     def _source(self) -> Source:
         """Return the plan, if there are scales or statistics, and the weights."""
@@ -1057,7 +1076,7 @@ class QuantGRU(torch.nn.GRU):
         """Set configuration and scales."""
         self._state.take(found, where)
         self._write_logarithms()
-        warn_of_cut_biases(self._state.scales or (), self._weights())
+        self._tell_of_cut_biases()
 
     def _calibrated(self) -> encodings.Calibrated | None:
         """Return configuration, scales and weights; None without scales."""

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import stat
+import sys
 import uuid
 import warnings
 from collections.abc import Iterator, Sequence
@@ -64,15 +65,20 @@ class DiskCache:
         chosen = os.environ.get(self.variable)
         if chosen:
             return Path(chosen)
+        # the folders of platformdirs; C++ has the same rules and shares them
+        windows = sys.platform == "win32"
         base = os.environ.get("XDG_CACHE_HOME", "")
         try:
-            # The rule of C++, which shares the folder, on every system: so platformdirs is no help.
-            # A relative path is to be ignored, as the specification of these folders says.
-            return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / self.name
-        except RuntimeError as error:
+            if windows:
+                return Path(os.environ["LOCALAPPDATA"], self.name, "Cache")
+            if os.path.isabs(base):  # a relative path is to be ignored
+                return Path(base, self.name)
+            folder = "Library/Caches" if sys.platform == "darwin" else ".cache"
+            return Path.home() / folder / self.name
+        except (KeyError, RuntimeError) as error:
             raise KernelError(
-                f"Expected {self.variable}, XDG_CACHE_HOME or HOME to be set, "
-                f"got none of them and {error}"
+                f"Expected {self.variable} or {'LOCALAPPDATA' if windows else 'HOME'} to be set, "
+                f"got neither and {error!r}"
             ) from None
 
     def load(self, name: str) -> bytes | None:

@@ -89,11 +89,21 @@ std::string cache_key(const std::vector<std::string> &parts) {
 std::string cache_folder() {
     if (const std::string chosen = environment(kEmbedder.cache_variable); !chosen.empty())
         return chosen;
+#if defined(_WIN32)
+    const std::string local = environment("LOCALAPPDATA");
+    return local.empty() ? local : local + "/" + kEmbedder.name + "/Cache";
+#else
     // a relative path is to be ignored, as the specification of these folders says
     if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty() && base[0] == '/')
         return base + "/" + kEmbedder.name;
+#if defined(__APPLE__)
+    constexpr const char *kCaches = "/Library/Caches/";
+#else
+    constexpr const char *kCaches = "/.cache/";
+#endif
     const std::string home = environment("HOME");
-    return home.empty() ? home : home + "/.cache/" + kEmbedder.name;
+    return home.empty() ? home : home + kCaches + kEmbedder.name;
+#endif
 }
 
 std::string load_cubin(const std::string &key) {

@@ -10,8 +10,8 @@ namespace kernel_runtime::cuda {
 // The name of an entry: a digest of everything that determines the compiled code.
 std::string cache_key(const std::vector<std::string> &parts);
 
-// What the environment names, or a folder in XDG_CACHE_HOME or ~/.cache; empty if none of them is
-// set.
+// What the environment names, or a folder in XDG_CACHE_HOME or ~/.cache (macOS: ~/Library/Caches,
+// Windows: LOCALAPPDATA); empty if none of them is set.
 std::string cache_folder();
 
 // The compiled kernel; empty if it is missing or damaged.

@@ -93,6 +93,31 @@ def test_the_plan_is_that_of_the_moment():
     assert not torch.equal(gru.stream()(x), expected)
 
 
+def test_a_stream_is_called_as_a_function_of_x():
+    stream, x = quantized().stream(), torch.randn(1, C)
+    expected = stream(x)
+    stream.reset()
+    assert torch.equal(stream(x=x), expected)
+    for args, kwargs in (((), {}), ((x, x), {}), ((x,), {"x": x}), ((), {"y": x})):
+        with pytest.raises(TypeError):
+            stream(*args, **kwargs)
+    with pytest.raises(AttributeError):  # it has no plan
+        type(stream).__new__(type(stream))(x)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_output_is_a_tensor_of_its_own(name):
+    stream, x = quantized(CONFIGS[name]).stream(), torch.randn(3, 1, C)
+    made = [stream(step) for step in x]
+    kept = [y.clone() for y in made]
+    assert len({y.untyped_storage().data_ptr() for y in made}) == 3
+    made[0].fill_(7)
+    made[1].resize_(50)
+    stream.reset()
+    assert all(torch.equal(stream(step), y) for step, y in zip(x, kept, strict=True))
+    assert torch.equal(made[2], kept[2])
+
+
 def test_nan_stays_in_its_row_until_reset():
     stream = quantized().stream(2)
     bad = torch.zeros(2, C)
@@ -104,6 +129,20 @@ def test_nan_stays_in_its_row_until_reset():
         assert torch.isnan(y[1]).all()
     stream.reset()
     assert torch.isfinite(stream(torch.zeros(2, C))).all()
+    stream(bad)
+    stream.state = stream.state
+    assert torch.isfinite(stream(torch.zeros(2, C))).all()
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_nan_in_another_row_adds_to_those_before(at):
+    stream = quantized().stream(2)
+    for row in (at, 1 - at):
+        x = torch.zeros(2, C)
+        x[row, 0] = math.nan
+        y = stream(x)
+    assert torch.isnan(y).all()
+    assert torch.isnan(stream(torch.zeros(2, C))).all()
 
 
 def test_bad_weights_give_nan():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,12 @@ from quant_gru.execution.integer_io import checked_codes
 from quant_gru.execution.layers import run_codes
 from quant_gru.execution.sequence_layout import check_real
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.live_weights import settled
 
 
-class Stream:
+class Stream(_native.Stream):
     """A quantized GRU that reads one step at a time.
 
     `QuantGRU.stream` and `FrozenQuantGRU.stream` create it. It uses the plan at its creation; later
@@ -46,6 +47,7 @@ class Stream:
     """
 
     def __init__(self, plan: GRUPlan, batch_size: int, config: QuantConfig) -> None:
+        super().__init__()
         if len(plan.cells[0]) != 1:
             raise QuantGRUError(
                 "Expected a GRU of one direction to stream, got a bidirectional one: its reverse "
@@ -74,8 +76,9 @@ class Stream:
     def _connect(self) -> None:
         """Pass the states to native code, if it can run the plan."""
         stack = cpu.stack_of(self._plan) if self._device.type == "cpu" else None
-        self._native = None if stack is None else stack.stream(self._codes)
-        self._step = _no_step if self._native is None else self._native.step
+        self._is_native = stack is not None
+        if stack is not None:
+            self._attach(stack.calls, self._N, [codes.data_ptr() for codes in self._codes])
 
     def __repr__(self) -> str:
         N, C = self._shape
@@ -83,17 +86,17 @@ class Stream:
         return f"Stream({sizes}, {self._widths})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_native": None, "_step": None, "_thread": None}
+        return {**self.__dict__, "_thread": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__init__()
         self.__dict__.update(state)
         self._connect()
 
     def reset(self) -> None:
         """Restore the zero state for all rows; any thread may run the next step."""
         self._thread: int | None = None
-        if self._native is not None:
-            self._native.release()
+        self._disown()
         for codes, cell in zip(self._codes, self._cells, strict=True):
             codes.fill_(cell.h.zero_point)
         self._nan: Tensor | None = None
@@ -132,39 +135,45 @@ class Stream:
         if missing is not None and bool(missing.any()):
             self._nan = missing if self._nan is None else self._nan | missing
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Run one step.
+    if TYPE_CHECKING:
+        # Native code makes a call. It runs a plain step itself.
+        def __call__(self, x: Tensor) -> Tensor:
+            """Run one step.
 
-        Args:
-            x: Real input (N, C), on the device of the plan.
+            Args:
+                x: Real input (N, C), on the device of the plan.
 
-        Returns:
-            Output of the top layer (N, H), float32. Rows that received NaN stay NaN until `reset`.
+            Returns:
+                Output of the top layer (N, H), float32. Rows that received NaN stay NaN until
+                `reset`.
 
-        Raises:
-            QuantGRUError: `x` does not fit, or another thread uses this stream.
-        """
-        found = self._step(x)
-        if type(found) is Tensor and self._nan is None:
-            return found
-        return self._complete_step(x, found)
+            Raises:
+                QuantGRUError: `x` does not fit, or another thread uses this stream.
+            """
+            return super().__call__(x)
 
-    def _complete_step(self, x: Tensor, found: Tensor | tuple[Tensor] | None) -> Tensor:
-        """Complete a step that native code left to its caller.
+    def _general_call(self, x: Tensor) -> Tensor:
+        """Run a step that native code leaves to its caller."""
+        if self._thread != get_ident():
+            self._claim()
+        found = self._run_step(x)
+        if found is None:
+            return self._general_step(x)
+        y, nan = found
+        if nan:
+            return self._complete(x, y)
+        return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)
+
+    def _complete(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the output of a step whose input has a NaN.
 
         Args:
             x: The input.
-            found: The result of native code.
+            y: The output with 0 in place of NaN.
         """
-        if found is None:
-            if self._thread != get_ident():
-                self._claim()
-                return self(x)
-            return self._general_step(x)
-        if isinstance(found, tuple):
-            (found,) = found
-            self._see_nan(x)
-        return found if self._nan is None else found.masked_fill(self._nan[:, None], torch.nan)
+        self._see_nan(x)
+        assert self._nan is not None
+        return y.masked_fill(self._nan[:, None], torch.nan)
 
     def _claim(self) -> None:
         """Give the stream to this thread, unless it belongs to another one."""
@@ -175,8 +184,8 @@ class Stream:
                 "any_thread = True if steps come one after the other from several threads"
             )
         self._thread = get_ident()
-        if self._native is not None:
-            self._native.claim()
+        if self._nan is None:
+            self._own()
 
     def _general_step(self, x: Tensor) -> Tensor:
         """Run a step for any input: raise for invalid input, convert valid input to float32."""
@@ -192,10 +201,10 @@ class Stream:
         if x.device != self._device:
             raise QuantGRUError(f"Expected x on {self._device}, got {x.device}")
         x = x.detach()
-        if self._native is not None:
+        if self._is_native:
             plain = torch.empty(self._shape, dtype=torch.float32, device="cpu")
             plain.copy_(x)  # returns a tensor of x's class
-            return self(plain)
+            return self._general_call(plain)
         self._see_nan(x)
         codes = self._cells[0].border.quantize(x)
         for own, run in zip(
@@ -209,8 +218,4 @@ class Stream:
         rows = x.isnan().any(-1)
         if self._device.type != "cpu" or bool(rows.any()):
             self._nan = rows if self._nan is None else self._nan | rows
-
-
-def _no_step(x: Tensor) -> Tensor | tuple[Tensor] | None:
-    """Leave each step to the general way."""
-    return None
+            self._disown()  # native code knows nothing of these rows

@@ -7,12 +7,12 @@
 
 #include <array>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings/cpu_calls.hpp"
+#include "bindings/cpu_stream.hpp"
 #include "bindings/plan_from_dict.hpp"
 #include "c99/philox.h"
 #include "cpu/core/boundary.hpp"
@@ -138,47 +138,6 @@ void make_stack(Stack *self, const std::vector<std::vector<const Layer *>> &laye
     }
     new (self) Stack(layers, std::move(between), std::move(flags));
 }
-
-// A stack with states in the caller's memory, which reads its input step by step. A step is so
-// short that it keeps the GIL.
-class Stream {
- public:
-    Stream(CPUCalls &calls, int64_t N, std::vector<uintptr_t> states)
-        : calls_(calls),
-          N_(N),
-          states_(std::move(states)),
-          make_(calls.makers().real(Float::float32, {N, calls.stack().layer(0, 0).H()})) {}
-
-    // Lets this thread run steps, and no other; `release` lets none.
-    void claim() { owner_ = std::this_thread::get_id(); }
-    void release() { owner_ = {}; }
-
-    // Runs a step on x (N, C), float32 and contiguous without a gradient. Returns the output, or a
-    // tuple with it if x has a NaN, which is computed with 0 in its place. Returns None, without a
-    // step, for other inputs and in other threads.
-    nb::object step(const nb::object &x) {
-        const Tensors &tensors = calls_.tensors();
-        Stack &stack = calls_.stack();
-        View view;
-        if (owner_ != std::this_thread::get_id() || !tensors.is_plain(x.ptr(), view, 2) ||
-            view.kind != Float::float32 || view.shape[1] != N_ ||
-            view.shape[2] != stack.layer(0, 0).C() || !view.is_contiguous() ||
-            tensors.requires_grad(x.ptr()) || tensors.is_neg(x.ptr()))
-            return nb::none();
-        nb::object y = make_();
-        const bool nan = stack.step(reinterpret_cast<const float *>(view.address), N_,
-                                    reinterpret_cast<void *const *>(states_.data()),
-                                    reinterpret_cast<float *>(tensors.address(y.ptr())));
-        return nan ? nb::make_tuple(y) : y;
-    }
-
- private:
-    CPUCalls &calls_;
-    int64_t N_;
-    std::vector<uintptr_t> states_;
-    Maker make_;
-    std::thread::id owner_;
-};
 
 // Writes bytes (A, B, C): 1 where the random word of (a, b, c) is below `chance`.
 void events(uintptr_t to, int64_t A, int64_t B, int64_t C, uint64_t seed, uint32_t stream,
@@ -321,11 +280,7 @@ void bind_cpu(nb::module_ &m) {
         .def("__init__", &make_backward, nb::keep_alive<1, 2>())
         .def("run", &run_stack_backward, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
              nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg());
-    nb::class_<Stream>(m, "Stream")
-        .def(nb::init<CPUCalls &, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
-        .def("claim", &Stream::claim)
-        .def("release", &Stream::release)
-        .def("step", &Stream::step);
+    bind_stream(m);
     nb::class_<LiveUpdate>(m, "LiveUpdate")
         .def(nb::init<std::vector<LiveUpdate::Cell>>())
         .def("run", &LiveUpdate::run);

@@ -307,16 +307,6 @@ class Stack:
         weights = [pack_weights(cell, keep) for cells in plan.cells for cell in cells]
         return _native.CPUBackward(self.calls, weights, keep)
 
-    def stream(self, states: list[Tensor]) -> _native.Stream:
-        """Return an object that reads its input step by step.
-
-        Args:
-            states: Codes of output.h of each layer (N, H), contiguous. Every step reads and writes
-                them; the caller keeps them.
-        """
-        addresses = [state.data_ptr() for state in states]
-        return _native.Stream(self.calls, states[0].shape[0], addresses)
-
 
 def _between(plan: GRUPlan) -> list[list[list[Any]]]:
     """Return the conversions between layers: [layer - 1][direction][direction below]."""

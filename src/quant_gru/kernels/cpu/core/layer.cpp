@@ -152,6 +152,7 @@ void Layer::arrange() {
                 fused_.scalable = fused_.scalable && (in_float ? scales_rounded(s->m[i])
                                                                : scales_rounded_double(s->M[i]));
         fused_.powers = exact.powers;
+        variant_.prepare(fused_, arena_.reuse(fused_.gates, kGatesBytes));
         kind_ = Kind::fused;
         return;
     }

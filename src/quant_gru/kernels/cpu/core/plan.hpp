@@ -180,7 +180,11 @@ struct FusedPlan : Cell {
     // in float32. Lanes of `Powers` are then exact.
     bool powers = false;
     bool scalable = false;  // 1.5 * 2^23 (2^52) times any multiplier of a sum is a float (double)
+    const char *gates = nullptr;  // kGatesBytes, what `Variant::prepare` wrote
 };
+
+// Size of the numbers that the fused kernel computes once for a plan.
+constexpr int64_t kGatesBytes = 12288;
 
 // Whether the processor rounds in a direction that a register says. The fused and the general
 // kernel need it for other rules than ties to even.
@@ -321,6 +325,7 @@ struct WeightRows {
 #define QG_INSTRUCTION_SET(name)                           \
     namespace name {                                       \
     extern const Layout layout;                            \
+    void prepare(const FusedPlan &plan, void *gates);      \
     bool fused(const FusedPlan &plan, const Job &job);     \
     bool general(const GeneralPlan &plan, const Job &job); \
     int64_t multiply(int64_t loops);                       \

@@ -170,14 +170,11 @@ void Stack::clear(int64_t N, void *const *state) const {
     }
 }
 
-bool Stack::step(const float *x, int64_t N, void *const *state, float *y) {
-    Scratch::Lease lease(scratch_, static_cast<size_t>(step_workspace(N)));
-    return step(x, N, state, y, lease.data);
-}
-
 bool Stack::step(const float *x, int64_t N, void *const *state, float *y, void *workspace) const {
     const int64_t H = layer(0, 0).H(), C = layer(0, 0).C();
-    void *codes = static_cast<char *>(workspace) + step_workspace(N) - N * H * code_bytes_;
+    void *codes = nullptr;  // between layers
+    if (depth() > 1)
+        codes = static_cast<char *>(workspace) + step_workspace(N) - N * H * code_bytes_;
     bool nan = false;
     for (size_t i = 0; i < depth(); ++i) {
         const Layer &one = layer(i, 0);

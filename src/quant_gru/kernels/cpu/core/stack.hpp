@@ -62,10 +62,7 @@ class Stack {
     void run(const RealCall &call);
 
     // Runs one step with states as codes: state[layer] is (N, H), read and written. Returns whether
-    // an input was NaN; y is then computed with 0 in its place.
-    bool step(const float *x, int64_t N, void *const *state, float *y);
-
-    // The same in a workspace of the caller, without any allocation.
+    // an input was NaN; y is then computed with 0 in its place. It allocates nothing.
     bool step(const float *x, int64_t N, void *const *state, float *y, void *workspace) const;
     int64_t step_workspace(int64_t N) const;  // bytes
 

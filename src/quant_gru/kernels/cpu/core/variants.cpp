@@ -70,14 +70,9 @@ using kernel_runtime::Leaf;
 #else
 #define QG_TRAINING_FUNCTIONS(space)
 #endif
-#define QG_VARIANT(text, space, runs) \
-    {text,                            \
-     runs,                            \
-     &space::layout,                  \
-     space::fused,                    \
-     space::general,                  \
-     space::multiply,                 \
-     space::wide_sums QG_TRAINING_FUNCTIONS(space)}
+#define QG_VARIANT(text, space, runs)                               \
+    {text,         runs,           &space::layout,  space::prepare, \
+     space::fused, space::general, space::multiply, space::wide_sums QG_TRAINING_FUNCTIONS(space)}
 
 const Variant kVariants[] = {
 #if defined(QG_X86)

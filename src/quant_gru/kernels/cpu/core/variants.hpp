@@ -12,6 +12,9 @@ struct Variant {
     const char *name;
     bool (*runs_here)();
     const Layout *layout;
+    // Computes FusedPlan::gates, after everything else of the plan and of the object it is in. The
+    // plan must stay where it is.
+    void (*prepare)(const FusedPlan &, void *);
     bool (*fused)(const FusedPlan &, const Job &);
     bool (*general)(const GeneralPlan &, const Job &);
     int64_t (*multiply)(int64_t);

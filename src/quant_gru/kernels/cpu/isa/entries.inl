@@ -40,6 +40,7 @@ struct Scope {
 
 }  // namespace
 
+void prepare(const FusedPlan &plan, void *gates) { prepare_gates(plan, gates); }
 bool fused(const FusedPlan &plan, const Job &job) {
     const Scope scope;
     return run_fused(plan, job);

@@ -10,9 +10,8 @@
 
 // Computes `Gates::input_product` of rows of operands for some groups: out[row][group][gate][unit].
 template <class V, int P, Mode kMode>
-QG_ALONE void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows,
-                      int first_group, int end_group, float *out) {
-    const Packed &p = gates.p.W;
+QG_ALONE void project(const Packed &p, const Gates<V> &gates, const OperandByte *a, int64_t stride,
+                      int rows, int first_group, int end_group, float *out) {
     using Made = Sums<V, P>;
     Made sums;
     const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
@@ -113,13 +112,14 @@ QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift,
 
 // Runs one step of a single row: all units, block by block.
 template <class V, int P, Mode kMode>
-QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
-                       const State<typename V::Real> &state, const float *Wx, bool keeps) {
+QG_ALONE void step_row(const FusedPlan &p, const Gates<typename V::Lane> &gates,
+                       const Gates<V> &wide_gates, const State<typename V::Real> &state,
+                       const float *Wx, bool keeps) {
     using Lane = typename V::Lane;
     constexpr int kDot = max_groups(1, P), kMost = kDot > V::kVectors ? kDot : V::kVectors;
     constexpr int kMultipliers = (V::kPowers ? 3 : 1) * 3 * kGroup;  // of a group
-    const Packed &R = gates.p.R;
-    const int32_t shift = gates.p.h.zero - R.offset;
+    const Packed &R = p.R;
+    const int32_t shift = p.h.zero - R.offset;
     using Made = Sums<Lane, 1>;  // `dot` adds the planes
     alignas(64) int32_t sums[kMost * 3 * kGroup];
     for (int first = 0; first < R.groups; first += kMost) {
@@ -153,11 +153,11 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
 // Runs one step of `rows` rows: all units, block by block. With kProjects, the step also computes
 // the input projection, from operands of two planes at `x`, so that Wx is never stored.
 template <class V, int P, Mode kMode, bool kProjects>
-QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
-                   const State<typename V::Real> &state, const float *Wx, const OperandByte *x,
-                   int64_t x_stride, int rows, const int64_t *lengths, int64_t at, bool keeps) {
+QG_ALONE void step(const FusedPlan &p, const Gates<typename V::Lane> &gates,
+                   const Gates<V> &wide_gates, const State<typename V::Real> &state,
+                   const float *Wx, const OperandByte *x, int64_t x_stride, int rows,
+                   const int64_t *lengths, int64_t at, bool keeps) {
     using Lane = typename V::Lane;
-    const FusedPlan &p = gates.p;
     const Packed &R = p.R;
     using Made = Sums<Lane, P>;
     Made sums;
@@ -254,11 +254,21 @@ constexpr int kFewFeatures = 0;
 constexpr int64_t kNearWeights = 0;
 #endif
 
+// The gates of lanes, and of one of them.
+template <class V>
+struct PlanGates {
+    Gates<typename V::Lane> lane;
+    Gates<V> wide;
+    explicit PlanGates(const FusedPlan &p) : lane(p), wide(p) {}
+};
+
 template <class V, int P, Mode kMode>
 bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     using Real = typename V::Real;
-    const Gates<typename V::Lane> gates(p);
-    const Gates<V> wide_gates(p);
+    // A short call would take as long for these numbers as for its products.
+    const auto &plan_gates = *reinterpret_cast<const PlanGates<V> *>(p.gates);
+    const Gates<typename V::Lane> &gates = plan_gates.lane;
+    const Gates<V> &wide_gates = plan_gates.wide;
     const int H = p.H, C = p.W.inputs;
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
     const int64_t x_stride = operand_stride(p.W), h_stride = operand_stride(p.R);
@@ -319,21 +329,22 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     auto project_steps = [&](int steps, int first, int end, float *to) {
         const Direction direction(rule);
         if (p.W.planes == 1 || kMaxPlanes == 1)
-            project<typename V::Lane, 1, kMode>(gates, x, x_stride, steps * rows, first, end, to);
+            project<typename V::Lane, 1, kMode>(p.W, gates, x, x_stride, steps * rows, first, end,
+                                                to);
         else
-            project<typename V::Lane, kMaxPlanes, kMode>(gates, x, x_stride, steps * rows, first,
-                                                         end, to);
+            project<typename V::Lane, kMaxPlanes, kMode>(p.W, gates, x, x_stride, steps * rows,
+                                                         first, end, to);
     };
     auto advance_rows = [&](const float *from_input, int64_t at) {
         const Direction direction(rule);
         if (projects)
             step<V, P, kMode, Sums<typename V::Lane, P>::kApart>(
-                gates, wide_gates, state, nullptr, x, x_stride, rows, lengths, at, keeps);
+                p, gates, wide_gates, state, nullptr, x, x_stride, rows, lengths, at, keeps);
         else if (rows > 1)
-            step<V, P, kMode, false>(gates, wide_gates, state, from_input, nullptr, 0, rows,
+            step<V, P, kMode, false>(p, gates, wide_gates, state, from_input, nullptr, 0, rows,
                                      lengths, at, keeps);
         else if (!lengths || lengths[0] > at)
-            step_row<V, P, kMode>(gates, wide_gates, state, from_input, keeps);
+            step_row<V, P, kMode>(p, gates, wide_gates, state, from_input, keeps);
     };
     float *next_Wx = Wx + ahead * units * 3;
     const int share = (p.W.groups + kShortAhead - 1) / kShortAhead;
@@ -397,35 +408,64 @@ bool run_lanes(const FusedPlan &p, const Job &job) {
     return nan;
 }
 
-template <class V>
-bool run_planes(const FusedPlan &p, const Job &job) {
-    return p.R.planes == 1 ? run_lanes<V, 1>(p, job) : run_lanes<V, kMaxPlanes>(p, job);
+// Lanes that run a plan, and the planes of its state.
+template <class V, int kPlanes>
+struct ChosenLanes {
+    using type = V;
+    static constexpr int P = kPlanes;
+};
+
+// Calls `run` with the lanes of a plan.
+template <class V, class Run>
+bool with_planes(const FusedPlan &p, Run run) {
+    return p.R.planes == 1 ? run(ChosenLanes<V, 1>()) : run(ChosenLanes<V, kMaxPlanes>());
 }
 
-bool run_ruled(const FusedPlan &p, const Job &job) {
+template <class Run>
+bool with_ruled(const FusedPlan &p, Run run) {
     if (p.in_float) {
         if (p.rule == QG_HALF_AWAY)
-            return run_lanes<typename RuledOf<WideFloats, Same::magnitude, Toward::zero>::type, 1>(
-                p, job);
+            return run(
+                ChosenLanes<typename RuledOf<WideFloats, Same::magnitude, Toward::zero>::type,
+                            1>());
         if (p.rule == QG_DOUBLE)
-            return run_lanes<typename RuledOf<WideFloats, Same::sign, Toward::down>::type, 1>(p,
-                                                                                              job);
-        return run_lanes<typename RuledOf<WideFloats, Same::all, Toward::down>::type, 1>(p, job);
+            return run(
+                ChosenLanes<typename RuledOf<WideFloats, Same::sign, Toward::down>::type, 1>());
+        return run(ChosenLanes<typename RuledOf<WideFloats, Same::all, Toward::down>::type, 1>());
     }
 #if defined(QG_POWERS)
     if (p.powers)
-        return run_planes<typename RuledOf<WidePowers, Same::sign, Toward::current>::type>(p, job);
+        return with_planes<typename RuledOf<WidePowers, Same::sign, Toward::current>::type>(p, run);
 #endif
-    return run_planes<AnyRule<Doubles>>(p, job);
+    return with_planes<AnyRule<Doubles>>(p, run);
+}
+
+template <class Run>
+bool with_lanes(const FusedPlan &p, Run run) {
+    if (p.rule != QG_HALF_EVEN) return with_ruled(p, run);
+    if (p.in_float) return run(ChosenLanes<WideFloats, 1>());
+#if defined(QG_POWERS)
+    if (p.powers) return with_planes<WidePowers>(p, run);
+#endif
+    return with_planes<Doubles>(p, run);
 }
 
 bool run_packed(const FusedPlan &p, const Job &job) {
-    if (p.rule != QG_HALF_EVEN) return run_ruled(p, job);
-    if (p.in_float) return run_lanes<WideFloats, 1>(p, job);
-#if defined(QG_POWERS)
-    if (p.powers) return run_planes<WidePowers>(p, job);
-#endif
-    return run_planes<Doubles>(p, job);
+    return with_lanes(p, [&](auto lanes) {
+        using L = decltype(lanes);
+        return run_lanes<typename L::type, L::P>(p, job);
+    });
+}
+
+// Writes FusedPlan::gates.
+void prepare_gates(const FusedPlan &p, void *to) {
+    with_lanes(p, [&](auto lanes) {
+        using Made = PlanGates<typename decltype(lanes)::type>;
+        static_assert(sizeof(Made) <= kGatesBytes && __is_trivially_copyable(Made));
+        const Made made(p);
+        __builtin_memcpy(to, &made, sizeof made);
+        return true;
+    });
 }
 
 // Extends weights that share words.

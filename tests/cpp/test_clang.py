@@ -1,9 +1,14 @@
-"""Clang compiles every source of the library: that of Debian 12, and a new one."""
+"""Clang compiles every source of the library: that of Debian 12, a new one, and for other systems.
+
+The compiler for other systems is Zig's: pip install ziglang.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,8 +22,7 @@ RUNTIME = ROOT / "src/quant_gru/kernel_runtime/native"
 GPU = ("compiler", "cubin_cache", "device", "driver", "sha256", "shared_library", "whole_files")
 SOURCES = [
     *sorted(ROOT.glob("cpp/src/**/*.cpp")),
-    *sorted(KERNELS.glob("cpu/core/*.cpp")),
-    *sorted(KERNELS.glob("cpu/training/*.cpp")),
+    *(path for part in ("core", "training") for path in sorted(KERNELS.glob(f"cpu/{part}/*.cpp"))),
     *sorted(KERNELS.glob("cuda/host/**/*.cpp")),
     *(RUNTIME / f"{name}.cpp" for name in GPU),
     KERNELS / "cpu/isa/portable.cpp",
@@ -30,11 +34,18 @@ STANDARD += ("mutex", "optional", "stdexcept", "string", "thread", "utility", "v
 AVX2 = ["-DQG_X86", "-mavx2", "-mfma"]
 AVX512 = [*AVX2, *(f"-mavx512{each}" for each in ("f", "bw", "dq", "vl", "vnni", "vbmi"))]
 SETS = {"avx2": AVX2, "avx512_vbmi": ["-DQG_LIKE=avx512_vnni", *AVX512]}
+CLANG = ("clang++-14", "clang++-22")
+# Each system and each processor once. Code that is not run needs no sanitizers.
+ZIG = [sys.executable, "-m", "ziglang", "c++", "-O0", "-g0", "-fno-sanitize=all", "-target"]
+SYSTEMS = {
+    "windows": [*ZIG, "x86_64-windows-gnu", "-DQG_X86"],
+    "macos": [*ZIG, "aarch64-macos", "-DQG_NEON_DOT"],
+}
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="not for other processors than x86-64")
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("compiler", ["clang++-14", "clang++-22"])
+@pytest.mark.parametrize("compiler", CLANG)
 def test_kernels_compile(compiler: str, name: str) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
@@ -42,18 +53,21 @@ def test_kernels_compile(compiler: str, name: str) -> None:
     run(compiler, *options, KERNELS / f"cpu/isa/{name}.cpp")
 
 
-@pytest.mark.parametrize("compiler", ["clang++-14", "clang++-22"])
+@pytest.mark.parametrize("compiler", [*CLANG, *SYSTEMS])
 def test_sources_compile(compiler: str, tmp_path: Path) -> None:
-    if shutil.which(compiler) is None:
+    command = [*SYSTEMS.get(compiler, [compiler]), "-std=c++17", "-DQG_TRAINING"]
+    if shutil.which(command[0]) is None:
         pytest.skip(f"needs {compiler}")
+    if compiler in SYSTEMS and importlib.util.find_spec("ziglang") is None:
+        pytest.skip("needs ziglang")
     header, read = tmp_path / "standard.hpp", tmp_path / "standard.pch"
     header.write_text("".join(f"#include <{name}>\n" for name in STANDARD))
-    options = ["-std=c++17", "-DQG_TRAINING"]
-    run(compiler, *options, "-x", "c++-header", header, "-o", read)
-    command = [compiler, "-fsyntax-only", *options, "-include-pch", read, *INCLUDES]
+    run(*command, "-x", "c++-header", header, "-o", read)
 
-    def compiled(source: Path) -> str:
-        return run(*command, source)
+    def compiled(place: int) -> str:
+        # Zig makes objects only
+        end = ("-c", "-o", tmp_path / f"{place}.o") if compiler in SYSTEMS else ("-fsyntax-only",)
+        return run(*command, "-include-pch", read, *INCLUDES, SOURCES[place], *end)
 
     with ThreadPoolExecutor(2) as threads:
-        assert len(list(threads.map(compiled, SOURCES))) > 70
+        assert len(list(threads.map(compiled, range(len(SOURCES))))) > 70

@@ -140,7 +140,7 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
 
 @pytest.mark.parametrize(("bits", "unsigned"), [(7, True), (4, True), (8, True), (7, False)])
 def test_bytes_that_need_no_copy(host, bits, unsigned):
-    """Features of whole words. Unsigned codes of 7 bits and fewer are in int8, as signed ones."""
+    """A multiple of 16 features. Unsigned codes of 7 bits and fewer are in int8, as signed ones."""
     chosen = QuantConfig.int8().replace(
         "input.x", bitwidth=bits, is_unsigned=unsigned, is_symmetric=False
     )

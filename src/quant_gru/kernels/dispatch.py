@@ -273,8 +273,7 @@ class CPU(Executor):
         update: Callable[[], None] | None,
     ) -> PreparedStep | None:
         """See `Executor`."""
-        stack = None if update is None else cpu.stack_of(plan)
-        if stack is not None and update is not None:
+        if update is not None and (stack := cpu.stack_of(plan)) is not None:
             return stack.prepared_step(guard, dtype, update), None
         if not _is_native():
             return None

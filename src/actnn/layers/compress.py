@@ -18,6 +18,7 @@ from actnn.layers.registry import mixin_for
 from actnn.layers.root import Root, add_root, roots_around, roots_inside
 from actnn.layers.sharing import listed, undo, warn_of_others
 from actnn.layers.unused import Watch
+from actnn.saving.compiled import CompiledCall
 from actnn.saving.context import MIN_BYTES, Saving
 from actnn.saving.module_classes import is_swapped, swap
 from actnn.saving.norms import NORMS
@@ -193,6 +194,10 @@ def uncompress(model: Model) -> Model:
         return model
     with as_wholes(model):
         undo(model)
+    for module in model.modules():
+        compiled = module._compiled_call_impl
+        if isinstance(compiled, CompiledCall):
+            module._compiled_call_impl = compiled.call
     return model
 
 

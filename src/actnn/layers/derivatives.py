@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,10 @@ from actnn.saving.active import step_for
 from actnn.saving.bit_masks import in_layout
 from actnn.saving.cuda import executor as cuda
 from actnn.saving.dense import is_batched, is_dense
+from actnn.saving.divisors import DIVIDED, Slope
 from actnn.saving.held import refuse_second_derivative
 from actnn.saving.module_classes import Swapped
-from actnn.saving.step import Step
+from actnn.saving.step import SLOPES, Step
 
 _aten = torch.ops.aten
 
@@ -32,6 +33,8 @@ class _Rule(NamedTuple):
         kind: Its number in saving/cuda/slopes.cu, or None.
         least: The least derivative.
         largest: The largest derivative.
+        vanishes: Whether the derivative is near 0 where the result is at its end, so that a
+            logarithm or a division of the result needs it exact.
     """
 
     backward: Callable[[Tensor, Tensor, Any], Tensor]
@@ -39,6 +42,7 @@ class _Rule(NamedTuple):
     kind: int | None = None
     least: float = 0.0
     largest: float = 1.0
+    vanishes: bool = False
 
 
 RULES: dict[type[nn.Module], _Rule] = {
@@ -57,11 +61,19 @@ RULES: dict[type[nn.Module], _Rule] = {
     nn.Hardswish: _Rule(
         lambda dy, x, m: _aten.hardswish_backward(dy, x), kind=4, least=-0.5, largest=1.5
     ),
-    nn.Softplus: _Rule(lambda dy, x, m: _aten.softplus_backward(dy, x, m.beta, m.threshold)),
-    nn.Sigmoid: _Rule(
-        lambda dy, y, m: _aten.sigmoid_backward(dy, y), of_output=True, kind=5, largest=0.25
+    nn.Softplus: _Rule(
+        lambda dy, x, m: _aten.softplus_backward(dy, x, m.beta, m.threshold), vanishes=True
     ),
-    nn.Tanh: _Rule(lambda dy, y, m: _aten.tanh_backward(dy, y), of_output=True, kind=6),
+    nn.Sigmoid: _Rule(
+        lambda dy, y, m: _aten.sigmoid_backward(dy, y),
+        of_output=True,
+        kind=5,
+        largest=0.25,
+        vanishes=True,
+    ),
+    nn.Tanh: _Rule(
+        lambda dy, y, m: _aten.tanh_backward(dy, y), of_output=True, kind=6, vanishes=True
+    ),
 }
 
 
@@ -117,21 +129,28 @@ class _Derivative(Function):
         rule: _Rule,
         module: Any,
         step: Step,
-        bits: int,
+        bits: int | None,
     ) -> Tensor:
-        ctx.codes, ctx.fixed = None, None
+        ctx.codes, ctx.fixed, ctx.slope = None, None, None
+        ctx.differentiate = rule.backward, module
         fixed = rule.kind is not None and cuda.available(x) and is_dense(x)
         y = run(x) if rule.of_output else None
         source = x if y is None else y
+        if bits is None:
+            step.keep_exact(source, DIVIDED)
+            ctx.save_for_backward(source)
+            return run(x) if y is None else y
+        if rule.vanishes and step.is_first:
+            ctx.slope = Slope(module, source, step.saving.divided)
         if fixed:
             found = _Fixed.of(source, rule, module, bits, step)
-            step.claim(found.data, "codes of the derivative", source, bits)
+            step.claim(found.data, SLOPES, source, bits)
             ctx.save_for_backward(found.data)
             ctx.fixed = found._replace(data=found.data.new_empty(0))
         else:
             one = torch.ones((), dtype=x.dtype, device=x.device).expand_as(x)
             codes = step.encode(rule.backward(one, source, module), bits)
-            step.claim(codes.data, "codes of the derivative", source, bits)
+            step.claim(codes.data, SLOPES, source, bits)
             ctx.save_for_backward(codes.data, codes.params)
             empty = codes.data.new_empty(0)
             ctx.codes = replace(codes, data=empty, params=empty)
@@ -143,7 +162,12 @@ class _Derivative(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         data, *params = ctx.saved_tensors
-        if ctx.fixed is not None:
+        backward, module = ctx.differentiate
+        if ctx.slope is not None and ctx.slope.held is not None:
+            dx = backward(dy, ctx.slope.held.unpack(), module)
+        elif not params and ctx.fixed is None:
+            dx = backward(dy, data, module)
+        elif ctx.fixed is not None:
             if is_batched(dy):
                 raise ActNNError(
                     "Expected backward on a GPU to be without is_grads_batched, got "
@@ -167,4 +191,10 @@ class Smooth(Swapped):
         if step is None or bits is None:
             return run(x)  # type: ignore[no-any-return]
         rule = next(rule for kind, rule in RULES.items() if isinstance(self, kind))
-        return _Derivative.apply(x, run, rule, self, step, bits)  # type: ignore[no-any-return]
+        if rule.vanishes and step.divides_by(cast(nn.Module, self), x):
+            bits = None
+        y: Tensor = _Derivative.apply(x, run, rule, self, step, bits)
+        slope = getattr(y.grad_fn, "slope", None)
+        if slope is not None:
+            step.watch_slope(y, slope)
+        return y

@@ -147,7 +147,7 @@ def _observed(model: nn.Module) -> Iterator[Saving]:
         yield cast(Saving, model.actnn)
         return
     observer = Saving(bits=LOSSLESS, model=model)
-    hooks = saved_tensors_hooks(lambda x: observer.hooks.pack(x), lambda held: held.unpack())
+    hooks = saved_tensors_hooks(lambda x: observer.hooks_in("").pack(x), lambda held: held.unpack())
 
     def enter(_: nn.Module, args: object, named: object) -> None:
         observer.__enter__()

@@ -53,7 +53,7 @@ def active_step() -> Step | None:
     step = ACTIVE.steps[-1][0]
     if _innermost_hooks is not None:
         hooks = _innermost_hooks(False)
-        if hooks is None or hooks[0] is not step.saving.hooks.pack:
+        if hooks is None or not step.saving.is_own(hooks[0]):
             return None
     return step
 

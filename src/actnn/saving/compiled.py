@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.parametrize import ParametrizationList
 
 from actnn.codec import UNBOUNDED, Bounds, executors, ops
@@ -61,11 +62,12 @@ class GraphHooks:
     Args:
         saving: The settings.
         paths: The paths of the modules of the model.
+        inside: The path of the module that is compiled by itself; '' if that is the model.
     """
 
-    def __init__(self, saving: Settings, paths: frozenset[str]) -> None:
+    def __init__(self, saving: Settings, paths: frozenset[str], inside: str) -> None:
         self._saving = weakref.ref(saving)
-        self._paths = paths
+        self._paths, self._inside = paths, inside
         self._ids = count()
 
         def pack(x: Any) -> Any:
@@ -126,10 +128,38 @@ class GraphHooks:
         stack = node.meta.get("nn_module_stack") or {}
         for source, _ in reversed(stack.values()):
             names = re.findall(r"\w+", re.sub(r"L\['\w+'\]|__self__|_modules|getattr", "", source))
-            path = ".".join(names)
+            path = ".".join(filter(None, (self._inside, *names)))
             if path in self._paths:
                 return path
-        return ""
+        return self._inside
+
+
+class CompiledCall:
+    """The compiled call of a module of a model, whose graphs get the choices for its path.
+
+    Args:
+        call: What `torch.nn.Module.compile` has made.
+        saving: The settings of the model.
+        path: The path of the module.
+    """
+
+    def __init__(self, call: Callable[..., Any], saving: Settings, path: str) -> None:
+        self.call, self._saving, self._path = call, weakref.ref(saving), path
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the compiled call inside of its hooks, if those of the model are active."""
+        if torch.compiler.is_compiling():
+            return self.call(*arguments, **named)
+        saving = self._saving()
+        if saving is None or not saving.is_active():
+            return self.call(*arguments, **named)
+        hooks = saving.hooks_in(self._path)
+        with saved_tensors_hooks(hooks.pack, hooks.unpack):
+            return self.call(*arguments, **named)
+
+    def belongs_to(self, saving: Settings) -> bool:
+        """Whether it takes the choices of a Saving."""
+        return self._saving() is saving
 
 
 def _graph_of(traced: Callable[[Any], Any], run: Callable[[Any], Any]) -> fx.GraphModule:

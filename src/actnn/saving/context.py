@@ -18,8 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from actnn.codec.arguments import check_group
 from actnn.errors import ActNNError, ActNNWarning
 from actnn.saving import _native
-from actnn.saving.active import ACTIVE, leave_checkpoints
-from actnn.saving.compiled import GraphHooks
+from actnn.saving.active import ACTIVE, active_step, leave_checkpoints
+from actnn.saving.compiled import CompiledCall, GraphHooks
 from actnn.saving.exclusions import CHECKPOINT, NONLINEAR_BITS, tensors_in
 from actnn.saving.held import Held
 from actnn.saving.module_paths import ModulePaths
@@ -79,6 +79,7 @@ class Saving:
         adaptive: Moves bits to the tensors or samples that need them, or watches the noise of equal
             bits; None if neither is done.
         started: Whether there was a step.
+        divided: Activations whose derivatives are exact, because backward divides by their results.
         own_masks: Whether dropout keeps its seed, and not the mask that PyTorch would draw.
 
     Raises:
@@ -128,10 +129,12 @@ class Saving:
         self._isolates = self._unchecked = False
         self._noise = NoiseStates(seed)
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.divided: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._paths = ModulePaths(None)
         self._decisions, self._uses = _native.Decisions(), _native.Uses()
         self._decided_for: tuple[Any, ...] = ()
-        self.hooks = GraphHooks(self, self._paths.all)
+        self._hooks: dict[Any, GraphHooks] = {}  # by choices
+        self._hooks_at: dict[str, GraphHooks] = {}  # by path
         self._model: weakref.ref[nn.Module] | None = None
         if model is not None:
             self.bind(model)
@@ -183,8 +186,45 @@ class Saving:
         """Take the parameters, buffers and paths of a model; call it again for new modules."""
         self._model = weakref.ref(model)
         self._paths = ModulePaths(model)
-        self._decided_for = ()
-        self.hooks = GraphHooks(self, self._paths.all)
+        self._decided_for, self._hooks, self._hooks_at = (), {}, {}
+
+    def hooks_in(self, path: str) -> GraphHooks:
+        """Return the hooks for a module that is compiled by itself; those of the model for ''.
+
+        The same choices have the same hooks, for which code is compiled once.
+        """
+        found = self._hooks_at.get(path)
+        if found is None:
+            here: Any = path
+            if path and self.policy is None:
+                inside = {
+                    where.removeprefix(path): choice
+                    for where, choice in self._choices.items()
+                    if isinstance(where, str) and where.startswith(path + ".")
+                }
+                here = self.choice_of(path), frozenset(inside.items())
+            key = here, frozenset(self._choices.items())
+            found = self._hooks.get(key) or GraphHooks(self, self._paths.all, path)
+            self._hooks[key] = self._hooks_at[path] = found
+        return found
+
+    def is_own(self, pack: object) -> bool:
+        """Whether a function is the pack hook of a step, or of compiled code in one."""
+        return any(pack is hooks.pack for hooks in self._hooks.values())
+
+    def is_active(self) -> bool:
+        """Whether the hooks of this Saving see what is saved now."""
+        step = active_step()
+        return step is not None and step.saving is self
+
+    def _find_compiled(self) -> None:
+        """Let modules that are compiled by themselves run inside of hooks for their choices."""
+        for path, module in self._paths.modules():
+            call = module._compiled_call_impl
+            if call is None or (isinstance(call, CompiledCall) and call.belongs_to(self)):
+                continue
+            plain = call.call if isinstance(call, CompiledCall) else call
+            module.__dict__["_compiled_call_impl"] = CompiledCall(plain, self, path)
 
     def set_choices(self, choices: Mapping[str | tuple[str, int], Choice]) -> None:
         """Replace the choices.
@@ -218,7 +258,7 @@ class Saving:
             leave_untouched(model, choices)
         elif recomputed:
             raise ActNNError("Expected a Saving with a model for 'recompute', got one without")
-        self._choices, self._resolved = dict(choices), {}
+        self._choices, self._resolved, self._hooks_at = dict(choices), {}, {}
         self._unchecked = not self.decides_by_kind
 
     def _key(self, where: str | tuple[str, int]) -> str | tuple[str, int]:
@@ -365,7 +405,10 @@ class Saving:
         model = self.model
         if model is not None:
             step.add_module(model)
-        hooks = saved_tensors_hooks(self.hooks.pack, self.hooks.unpack)
+        if not self.is_uniform:
+            self._find_compiled()
+        both = self.hooks_in("")
+        hooks = saved_tensors_hooks(both.pack, both.unpack)
         hooks.__enter__()
         ACTIVE.begin(step, hooks)
         return self
@@ -391,7 +434,7 @@ class Saving:
         """Return the settings, for copies and files; what a step holds stays here."""
         state = self.__dict__.copy()
         none = dict.fromkeys(
-            ("_held", "_paths", "_model", "hooks", "counter", "_decisions", "_uses")
+            ("_held", "divided", "_paths", "_model", "_hooks", "counter", "_decisions", "_uses")
         )
         state.update(none, _records=(), _decided_for=())
         return state
@@ -399,6 +442,7 @@ class Saving:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._held, self._paths = weakref.WeakSet(), ModulePaths(None)
+        self.divided = weakref.WeakSet()
         self.counter = _native.Counter()
         self._decisions, self._uses = _native.Decisions(), _native.Uses()
-        self.hooks = GraphHooks(self, self._paths.all)
+        self._hooks, self._hooks_at = {}, {}

@@ -10,21 +10,23 @@ which the numbers come have to be exact.
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from threading import local
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from actnn.errors import ActNNWarning
 from actnn.saving.exclusions import FORMS
+from actnn.saving.held import Compressed, Kept, View
 
 LEAST_BITS = 4  # with fewer, all is noise
 _ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"
@@ -49,10 +51,16 @@ _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
 }
 _FORMS = FORMS | {
     f"{name}Backward{form}"
-    for name in "Slice Select Split Narrow Add Sub Neg Sum Mean Clamp ClampMin".split()
+    for name in "Slice Select Split Narrow Add Sub Rsub Neg Sum Mean Clamp ClampMin Gather Index "
+    "IndexSelect Unbind SplitWithSizes Cat Stack MaskedFill Where Roll Flip Repeat".split()
     for form in (0, 1)
 }
-_PASSED = _FORMS | {"MulBackward0"}  # through which gradients pass element by element
+# Through which gradients pass element by element.
+_PASSED = _FORMS | {"MulBackward0", "PowBackward0", "AbsBackward0"}
+# Functions whose derivative is near 0 where their result is at its end, and that save the result.
+_RESULTS = frozenset(
+    name + "Backward0" for name in "Sigmoid Softmax SafeSoftmax MaskedSoftmax Tanh Exp".split()
+) | {"_DerivativeBackward"}
 _DEPTH = 12
 DIVIDED = "divided by in backward"  # the reason in records, and a mark of nodes
 _MOST = 24  # tensors that are held beside their codes
@@ -143,6 +151,42 @@ def _sequence_of(node: Any) -> int:
     return number if number < _LEAF else -1
 
 
+def _is_scalar(node: Any) -> bool:
+    """Whether a node makes one number, by which a division changes all gradients alike."""
+    return all(math.prod(each.shape) == 1 for each in node._input_metadata)
+
+
+class Slope:
+    """What an activation has made codes of its derivative from.
+
+    Args:
+        module: The activation.
+        source: Its input or result, of which backward computes the derivative.
+        modules: Those whose derivatives are to be exact; it may become one.
+
+    Attributes:
+        held: What backward uses instead of the codes; None if it uses the codes.
+    """
+
+    def __init__(self, module: nn.Module, source: Tensor, modules: weakref.WeakSet[Any]) -> None:
+        self._module, self._modules = module, modules
+        self.source: Tensor | None = source.detach()
+        self.held: Kept | None = None
+
+    def hold_beside(self, tensor: Tensor | None) -> None:
+        """Hold only the codes, as for `Compressed`."""
+        if tensor is None:
+            self.source = None
+
+    def divided(self) -> None:
+        """Say that backward divides by the result."""
+        self._modules.add(self._module)
+
+    def keep(self, source: Any) -> None:
+        """Hold the source instead of the codes."""
+        self.held, self.source = source, None
+
+
 class Saved(NamedTuple):
     """A tensor that was saved.
 
@@ -153,7 +197,7 @@ class Saved(NamedTuple):
         record: The index of its record.
         bits: Bits of its codes.
         made_by: Sequence number of the node that made it.
-        after: The highest sequence number that was known before; the node that saves it is newer.
+        after: The highest sequence number then; the node that saves it is newer.
     """
 
     tensor: Tensor
@@ -168,8 +212,9 @@ class Saved(NamedTuple):
 class Recent:
     """The last saved tensors, until it is known that backward does not divide by them.
 
-    A tensor goes when a node has used what was made from it, unless that node divides or only hands
-    it on. So of a chain of layers, the last one or two remain.
+    They are held beside their codes. A tensor goes when a node has used what was made from it,
+    unless that node divides or only hands it on. So of a chain of layers, the last one or two
+    remain.
 
     Args:
         keep: Called for tensors by which backward divides.
@@ -177,7 +222,7 @@ class Recent:
 
     def __init__(self, keep: Callable[[Saved], None]) -> None:
         self._keep = keep
-        self._saved: deque[Saved] = deque(maxlen=_MOST)
+        self._saved: list[Saved] = []
         self._users: dict[int, list[Any]] = defaultdict(list)  # of what a node has made
         self._seen: set[int] = set()
 
@@ -187,13 +232,27 @@ class Recent:
         node = tensor.grad_fn
         if node is not None:
             made_by, bits = node._sequence_nr(), bits or _KEPT
-            after, held = max(self._seen, default=-1), weakref.ref(packed)
+            # The node that saves it was made last.
+            after, held = torch._C._autograd._get_sequence_nr() - 2, weakref.ref(packed)
             self._saved.append(Saved(tensor, held, tensor._version, record, bits, made_by, after))
+            if isinstance(packed, (Compressed, View)):
+                packed.hold_beside(tensor)
         self._decide(divisions)
 
-    def look(self, tensor: Tensor) -> None:
-        """Look for nodes that divide in the graph of a tensor."""
-        self._decide(self._walk(tensor))
+    def look(self, result: Tensor) -> None:
+        """Look for nodes that divide in the graph of a result, by which a loss may divide, too."""
+        divisions, node = self._walk(result), result.grad_fn
+        while node is not None and node.name() in FORMS:
+            node = node.next_functions[0][0]
+        if node is not None and node.name() in _RESULTS:
+            for saved in self._saved:
+                if saved.made_by == node._sequence_nr():  # the loss holds it, too
+                    self._keep(saved)
+        self._decide(divisions)
+
+    def close(self) -> None:
+        """Hold nothing beside codes."""
+        self._leave([])
 
     def _walk(self, tensor: Tensor) -> list[Any]:
         """Return the nodes of a graph that may divide and were not seen before."""
@@ -219,9 +278,16 @@ class Recent:
             if self._divides(node):
                 self._keep_operands([node, *_mark(node)])
         known: dict[int, bool] = {}
-        self._saved = deque(
-            (each for each in self._saved if self._may_divide(each, known)), maxlen=_MOST
-        )
+        self._leave([each for each in self._saved if self._may_divide(each, known)][-_MOST:])
+
+    def _leave(self, saved: list[Saved]) -> None:
+        """Hold only some tensors beside their codes."""
+        left = {id(each.packed()) for each in saved}
+        for each in self._saved:
+            packed = each.packed()
+            if isinstance(packed, (Compressed, View, Slope)) and id(packed) not in left:
+                packed.hold_beside(None)
+        self._saved = saved
 
     def _may_divide(self, saved: Saved, known: dict[int, bool]) -> bool:
         """Whether backward may still divide by a tensor, or by what was made from it."""
@@ -234,9 +300,12 @@ class Recent:
         number = _sequence_of(node)
         if number not in known:
             users = self._users.get(number, ())
-            known[number] = not users or any(
-                depth > 0 and user.name() in _PASSED and self._is_open(user, known, depth - 1)
-                for user in users
+            known[number] = not _is_scalar(node) and (
+                not users
+                or any(
+                    depth > 0 and user.name() in _PASSED and self._is_open(user, known, depth - 1)
+                    for user in users
+                )
             )
         return known[number]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+
 from torch import nn
 from torch.utils import checkpoint
 
@@ -17,7 +20,15 @@ class ModulePaths(_native.ModulePaths):
     """
 
     def __init__(self, model: nn.Module | None) -> None:
-        modules = () if model is None else model.named_modules()
-        paths = {id(module): path for path, module in modules}
+        modules = {} if model is None else dict(model.named_modules())
+        paths = {id(module): path for path, module in modules.items()}
         super().__init__(paths, nn.Module._call_impl.__code__, checkpoint.__file__)
-        self.all = frozenset(paths.values())
+        self.all = frozenset(modules)
+        self._modules = {path: weakref.ref(module) for path, module in modules.items()}
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules that exist, with their paths."""
+        for path, reference in self._modules.items():
+            module = reference()
+            if module is not None:
+                yield path, module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -138,6 +139,11 @@ class Settings(Protocol):
         ...
 
     @property
+    def divided(self) -> weakref.WeakSet[nn.Module]:
+        """Activations by whose results backward divides."""
+        ...
+
+    @property
     def own_masks(self) -> bool:
         """Whether dropout keeps its seed, and not the mask that PyTorch would draw."""
         ...
@@ -147,9 +153,16 @@ class Settings(Protocol):
         """Moves bits to where they are needed."""
         ...
 
-    @property
-    def hooks(self) -> Any:
-        """The pack and unpack hooks."""
+    def hooks_in(self, path: str) -> Any:
+        """The pack and unpack hooks for a module that is compiled by itself."""
+        ...
+
+    def is_own(self, pack: object) -> bool:
+        """Whether it is one of these pack hooks."""
+        ...
+
+    def is_active(self) -> bool:
+        """Whether its hooks see what is saved now."""
         ...
 
     def choice(self, info: TensorInfo) -> Choice:

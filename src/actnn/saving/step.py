@@ -18,7 +18,7 @@ from actnn.saving.attention import REPEATED, Again, drops, saves_sums
 from actnn.saving.bit_masks import positive_mask
 from actnn.saving.comparisons import COMPARED, COMPARING, is_compared, operands_of
 from actnn.saving.dense import is_dense, whole_of
-from actnn.saving.divisors import DIVIDED, Recent, Saved, divides
+from actnn.saving.divisors import DIVIDED, Recent, Saved, Slope, divides
 from actnn.saving.exclusions import (
     BEYOND,
     CHECKPOINT,
@@ -43,6 +43,7 @@ from actnn.saving.settings import Bits, Settings
 _native.set_rules(KEEP, FORMS, COMPARING | REPEATED)
 _native.set_divides(divides)
 _KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
+SLOPES = "codes of the derivative"  # the reason in records
 _CODES = {bits: Choice("compress", bits) for bits in range(1, 9)}
 
 
@@ -113,15 +114,22 @@ class Step(_native.Step):
         self.announced = ("", 0)
         self.kept_until = 0
         self._recent = Recent(self._keep_divided) if self.is_first else None
+        self._is_looked_at = False
 
     def look_at(self, results: object) -> None:
         """Find what backward divides by in the graph of results, while it can be kept exact."""
         if self._recent is not None:
+            self._is_looked_at = True
             for tensor in tensors_in(results):
                 self._recent.look(tensor)
 
     def forget(self) -> None:
-        """Release what only the forward pass needs."""
+        """Release what only the forward pass needs.
+
+        If nobody has said what the results are, backward decides about the last tensors.
+        """
+        if self._recent is not None and self._is_looked_at:
+            self._recent.close()
         self._recent = None
         super().forget()
 
@@ -196,6 +204,19 @@ class Step(_native.Step):
         adaptive = self.saving.adaptive if choice.bits == self.saving.bits else None
         own = None if adaptive is None else adaptive.bits_of_derivative(path, tensor.numel())
         return max(choice.bits or self.saving.bits, _floor(self.saving)) if own is None else own
+
+    def divides_by(self, module: nn.Module, x: Tensor) -> bool:
+        """Whether backward divides by the result of an activation, and no choice names it."""
+        if module not in self.saving.divided:
+            return False
+        return self._choice(x, self._paths.current()[0], op_of(x), exact=True).action != "compress"
+
+    def watch_slope(self, result: Tensor, slope: Slope) -> None:
+        """Find out whether backward divides by the result of an activation."""
+        if self._recent is not None:
+            records = range(len(self.records) - 1, -1, -1)
+            claimed = (i for i in records if self.records[i].reason == SLOPES)
+            self._recent.add(result, slope, next(claimed), None)
 
     def rounds(self, tensor: Tensor) -> bool:
         """Whether a tensor that the running module saves is rounded, wherever it is held."""
@@ -414,6 +435,10 @@ class Step(_native.Step):
         if choice.action == "compress":
             return
         tensor = saved.tensor
+        if isinstance(packed, Slope):
+            if packed.source is None:
+                return
+            tensor = packed.source
         held: Held
         if choice.action == "offload" and can_leave(tensor):
             held, choice = Offloaded(tensor.detach(), self._queue, None), choice
@@ -421,7 +446,7 @@ class Step(_native.Step):
         else:
             base = tensor if tensor._base is None else tensor._base
             held, choice = self._keep_operand(tensor, base.nbytes), KEEP
-        if isinstance(packed, (Compressed, View)):
+        if isinstance(packed, (Compressed, View, Slope)):
             packed.divided()
         packed.keep(held)
         self.records.change(saved.record, held.held, DIVIDED, choice)

@@ -329,3 +329,40 @@ def test_changes_of_tensors_in_host_memory_are_errors():
         y.zero_()
     with pytest.raises(RuntimeError, match="stay as it was"):
         z.backward()
+
+
+@pytest.mark.parametrize(
+    "choice", [actnn.Choice("offload", 32), actnn.Choice("offload", 4)], ids=str
+)
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_noise_that_is_filled_after_it_is_saved_may_move_to_host_memory(choice, recomputed):
+    model = nn.Sequential(nn.Sequential(nn.Linear(64, 64), nn.RReLU()), nn.Linear(64, 64)).cuda()
+    x = torch.randn(4096, 64, device="cuda")
+    torch.manual_seed(1)
+    exact = gradients(model, x)
+    actnn.compress(model, bits=32, min_bytes=0)
+    other = actnn.Choice("recompute") if recomputed else choice
+    model.actnn.set_choices({"0": other, "1": choice})
+    for _ in range(3):
+        torch.manual_seed(1)
+        for a, b in zip(gradients(model, x), exact, strict=True):
+            limit = 1e-6 if choice.bits == 32 else 0.2
+            assert (a - b).norm() <= limit * b.norm()
+
+
+@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Tanh(), nn.Softplus()], ids=str)
+def test_a_loss_on_a_gpu_may_divide_by_the_results_of_a_network(last):
+    model = nn.Sequential(nn.Linear(32, 64), last).cuda()
+    with torch.no_grad():
+        model[0].weight.mul_(8)  # as of a trained network
+    x, parameters = torch.randn(256, 32, device="cuda"), list(model.parameters())
+
+    def loss(y):
+        return (y - y.square() + 1e-4).abs().log().mean()
+
+    exact = torch.autograd.grad(loss(model(x)), parameters)
+    actnn.compress(model, bits=8, min_bytes=0)
+    for _ in range(4):
+        found = torch.autograd.grad(loss(model(x)), parameters)
+        for a, b in zip(found, exact, strict=True):
+            assert (a - b).norm() <= 1e-5 * b.norm()

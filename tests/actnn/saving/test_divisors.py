@@ -1,6 +1,5 @@
 """What backward divides by is kept exact if it is near 0."""
 
-import contextlib
 import warnings
 
 import pytest
@@ -10,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import actnn
+from actnn.saving import graph_order
 from actnn.saving.compiled import encode_in_step
 from actnn.saving.context import Saving
 from actnn.saving.divisors import Recent
@@ -210,19 +210,104 @@ def test_what_was_seen_of_exact_tensors_holds_for_codes():
     assert DIVIDED in {record.reason for record in net.actnn.records}
 
 
-def test_the_last_operation_of_a_function_is_known_from_its_first_backward():
-    x = torch.randn(64, 64, requires_grad=True)
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda x: torch.log(x.square() + 1e-6).sum(),
+        lambda x: (1 / (x.square() + 1e-3)).view(-1),  # its view is not seen, either
+        lambda x: x / (x.square().sum(-1, keepdim=True) - 4096).square(),
+        lambda x: (x.square() + 1e-6).view(8, 8, 64)[:, :4].transpose(0, 1).log(),
+    ],
+    ids=["log", "division", "product", "view"],
+)
+def test_the_last_operation_of_a_function_is_right_in_the_first_step(last, inside):
+    weight = torch.randn(64, 64, requires_grad=True)
+    x = torch.randn(64, 64)
+    exact = torch.autograd.grad(last(x @ weight).sum(), weight)[0]
     saving = Saving(bits=8, min_bytes=0)
-    found = []
-    for step in range(2):
-        warned = pytest.warns(actnn.ActNNWarning, match="Backward divides by numbers near 0 at ''")
+    for _ in range(3):
         with saving:
-            loss = torch.log(x.square() + 1e-6).sum()
-        with contextlib.nullcontext() if step else warned:
-            found.append(torch.autograd.grad(loss, x)[0])
-    exact = torch.autograd.grad(torch.log(x.square() + 1e-6).sum(), x)[0]
-    off = [float((each - exact).norm() / exact.norm()) for each in found]
-    assert off[0] > 0.1 > 0.02 > off[1]
+            loss = last(x @ weight)
+            found = torch.autograd.grad(loss.sum(), weight)[0] if inside else None
+        if found is None:
+            found = torch.autograd.grad(loss.sum(), weight)[0]
+        assert float((found - exact).norm() / exact.norm()) < 0.02
+        del loss
+        assert saving.held_bytes == 0
+    assert DIVIDED in {record.reason for record in saving.records}
+
+
+def test_what_is_held_beside_codes_is_counted_and_goes_with_the_first_step():
+    x = torch.randn(64, 64, requires_grad=True)
+    saving, held = Saving(bits=8, min_bytes=0), []
+    for _ in range(2):
+        with saving:
+            y = torch.sin(x * 2)
+        held.append(saving.held_bytes)
+        y.sum().backward()
+    assert held == [held[1] + x.nbytes, sum(record.held for record in saving.records)]
+    saving = Saving(bits=8, min_bytes=0)
+    with saving:
+        y = torch.sin(torch.sin(x * 2)).sum()
+        loss = y.square()  # one number changes all gradients alike
+    beside = saving.held_bytes - sum(record.held for record in saving.records)
+    assert beside == y.nbytes
+    loss.backward()
+    assert saving.held_bytes == 0
+
+
+ENDS = {
+    "sigmoid": (torch.sigmoid, nn.Sigmoid(), lambda p: F.binary_cross_entropy(p, p.gt(0.9) * 1.0)),
+    "tanh": (torch.tanh, nn.Tanh(), lambda y: torch.log(1 - y.square() + 1e-6).mean()),
+    "softmax": (lambda x: x.softmax(-1), nn.Softmax(-1), lambda p: p[:, 0].log().mean()),
+    "softplus": (None, nn.Softplus(), lambda v: (1 / v + v.log()).mean()),
+}
+
+
+class Ends(nn.Module):
+    """A network that ends in a function, by which the loss divides: in the network or after it."""
+
+    def __init__(self, last, loss):
+        super().__init__()
+        self.inside, self.last, self.loss = nn.Linear(32, 64), last, loss
+        with torch.no_grad():
+            self.inside.weight.mul_(8)  # logits of a trained network
+
+    def forward(self, x):
+        return self.loss(self.last(self.inside(x)))
+
+
+@noisy
+@pytest.mark.parametrize(
+    ("name", "module"),
+    # A function of softplus saves its input, whose codes are exact enough.
+    [(name, module) for name in ENDS for module in (False, True) if ENDS[name][module]],
+)
+@pytest.mark.parametrize("where", ["loss outside", "loss inside"])
+def test_a_loss_may_divide_by_the_results_of_a_network(name, module, where):
+    torch.manual_seed(0)
+    last, loss = ENDS[name][module], ENDS[name][2]
+    net = Ends(last, loss if where == "loss inside" else nn.Identity())
+    x, parameters = torch.randn(256, 32), list(net.parameters())
+    value = (lambda: net(x)) if where == "loss inside" else (lambda: loss(net(x)))
+    exact = torch.cat([g.flatten() for g in torch.autograd.grad(value(), parameters)])
+    actnn.compress(net, bits=8, min_bytes=1024)
+    for _ in range(4):
+        found = torch.cat([g.flatten() for g in torch.autograd.grad(value(), parameters)])
+        assert float((found - exact).norm() / exact.norm()) < 0.02
+    assert DIVIDED in {record.reason for record in net.actnn.records}
+
+
+def test_a_choice_gives_codes_to_a_result_of_a_network():
+    torch.manual_seed(0)
+    net = actnn.compress(Ends(nn.Sigmoid(), nn.Identity()), bits=8, min_bytes=1024)
+    x = torch.randn(256, 32)
+    net(x).sum().backward()
+    net.actnn.set_choices({"last": actnn.Choice("compress", 8)})
+    for _ in range(2):
+        net(x).sum().backward()
+        assert "codes of the derivative" in {record.reason for record in net.actnn.records}
 
 
 leaves = pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile
@@ -251,6 +336,62 @@ def test_compiled_functions_with_steep_derivatives(name):
     torch.manual_seed(0)
     net = compiled(nn.Sequential(Steep(STEEP[name])))
     assert max(errors(net, [torch.randn(256, 32)] * 2, bits=8)) < 0.02
+
+
+class PaddedAttention(LinearAttention):
+    """Numerators and divisors are columns of one product, as in timm's EfficientViT."""
+
+    def forward(self, x):
+        N, T, C = x.shape
+        q, k, v = self.qkv(x).view(N, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = q.relu(), k.relu(), F.pad(v, (0, 1), value=1.0)
+        y = (q @ (k.transpose(-1, -2) @ v)).float()
+        y = y[..., :-1] / (y.index_select(-1, torch.tensor([y.shape[-1] - 1])) + 1e-5)
+        return x + self.out(y.to(x.dtype).transpose(1, 2).reshape(N, T, C))
+
+
+@leaves
+@noisy
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decompositions_of_compilers_keep_what_they_divide_by(dtype):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    net = nn.Sequential(PaddedAttention(32, 4))
+    # The graphs of Inductor, without its compilation.
+    net[0].compile(backend="aot_eager_decomp_partition")
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        found = errors(net, [torch.randn(8, 64, 32) for _ in range(2)], bits=8)
+    assert max(found) < (0.02 if dtype == torch.float32 else 0.1)
+
+
+def softmax_by_hand(x):
+    e = (x - x.detach().amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+FAR_FROM_0 = {
+    "softmax by hand": lambda x: softmax_by_hand(x).sin(),
+    "silu": lambda x: F.silu(x).sin(),
+    "mean of some": lambda x: F.cross_entropy(x, torch.arange(64)),
+}
+
+
+@leaves
+@pytest.mark.parametrize("name", FAR_FROM_0)
+def test_compiled_code_compresses_what_it_divides_by_numbers_far_from_0(name, monkeypatch):
+    torch.manual_seed(0)
+    answers = []
+
+    def divides_by():
+        answers.append(graph_order.divides_by())
+        return answers[-1]
+
+    monkeypatch.setattr("actnn.saving.compiled.divides_by", divides_by)
+    torch._dynamo.reset()
+    net = actnn.compress(Steep(FAR_FROM_0[name]), bits=8, min_bytes=1024)
+    torch.compile(net, backend="aot_eager_decomp_partition")(torch.randn(64, 32)).sum().backward()
+    assert answers
+    assert not any(answers)
 
 
 @leaves

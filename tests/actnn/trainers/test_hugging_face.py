@@ -125,6 +125,17 @@ def cached(kind):
     batch = {"input_ids": tokens, "attention_mask": mask, "labels": tokens}
     if kind == "llama":
         return llama(), batch
+    if kind == "peft":
+        return with_lora(llama()), batch
+    if kind == "gpt2":
+        rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return gpt2(**rates), batch
+    if kind == "mixtral":
+        config = transformers.MixtralConfig(
+            hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, num_local_experts=4, vocab_size=256,
+        )  # fmt: skip
+        return transformers.MixtralForCausalLM(config), batch
     sizes = {"d_model": 64, "vocab_size": 256, "decoder_start_token_id": 1, "pad_token_id": 0}
     if kind == "t5":
         config = transformers.T5Config(
@@ -142,7 +153,7 @@ def cached(kind):
     return transformers.WhisperForConditionalGeneration(config), batch
 
 
-@pytest.mark.parametrize("kind", ["llama", "t5", "whisper"])
+@pytest.mark.parametrize("kind", ["llama", "peft", "gpt2", "mixtral", "t5", "whisper"])
 def test_a_model_that_fills_a_cache_fits_a_budget_with_the_gradients_of_plain_training(kind):
     model, batch = cached(kind)
     model.train()

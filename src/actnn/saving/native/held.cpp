@@ -18,8 +18,10 @@ HeldRules &held_rules() {
     return *found;
 }
 
-void Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
-    if (holds_true(held_rules().divides(tensor, bits, named)) && any) divides = *any = true;
+bool Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
+    const bool found = holds_true(held_rules().divides(tensor, bits, named));
+    if (found && any) divides = *any = true;
+    return found;
 }
 
 // Detached: an output that held itself through its own autograd node would never be freed.
@@ -40,6 +42,16 @@ nb::object Kept::unpack(const nb::handle &view) const {
     return torch().as_strided(tensor_, item(view, 0), item(view, 1), start);
 }
 
+Beside::Beside(const nb::handle &tensor, std::shared_ptr<Counter> counter)
+    : tensor_(torch().detach.call(tensor.ptr())),
+      version_(torch().tensors.version(tensor.ptr())),
+      share_(std::move(counter), nb::cast<int64_t>(tensor.attr("nbytes"))) {}
+
+nb::object Beside::get() const {
+    const bool same = torch().tensors.version(tensor_.ptr()) == version_;
+    return same ? tensor_ : nb::object();
+}
+
 void Compressed::keep(nb::object other) {
     // What is freed may run other code: last.
     Encoded before;
@@ -49,11 +61,12 @@ void Compressed::keep(nb::object other) {
     std::swap(before.data, encoded_.data);
     std::swap(before.params, encoded_.params);
     std::swap(before.positive, encoded_.positive);
+    beside_.reset();
     other_ = std::move(other);
     share_.set(0);  // the other counts
 }
 
-nb::object Compressed::unpack(const nb::handle &view) {
+nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
     if (other_.is_valid()) return actnn::unpack(other_, view);
     if (holds_true(call(torch().is_grad_enabled))) held_rules().refuse_second_derivative();
     nb::object storage = decoded_.get(), tensor;
@@ -72,16 +85,23 @@ nb::object Compressed::unpack(const nb::handle &view) {
                                               view.is_none() ? encoded_.shape : item(view, 0),
                                               view.is_none() ? encoded_.strides : item(view, 1));
     }
-    if (use_) use_->ask(tensor, bits_, *use_->any ? nb::object(nb::none()) : use_->path);
-    return tensor;
+    const nb::object kept = exact ? exact->get() : nb::object();
+    const bool silent = kept.is_valid() || (use_ && *use_->any);
+    const bool steep =
+        use_ && use_->ask(tensor, bits_, silent ? nb::object(nb::none()) : use_->path);
+    return steep && kept.is_valid() ? kept : tensor;
 }
 
 void View::keep(nb::object other) {
     held_ = std::move(other);
     layout_ = nb::none();
+    beside_.reset();
 }
 
-nb::object View::unpack() const { return actnn::unpack(held_, layout_); }
+nb::object View::unpack() const {
+    if (beside_) return nb::inst_ptr<Compressed>(held_)->unpack(layout_, beside_.get());
+    return actnn::unpack(held_, layout_);
+}
 
 nb::object unpack(const nb::handle &held, const nb::handle &view) {
     if (nb::isinstance<Compressed>(held)) return nb::inst_ptr<Compressed>(held)->unpack(view);

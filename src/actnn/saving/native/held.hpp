@@ -24,6 +24,7 @@ class Share {
     }
     ~Share() { counter_->bytes -= bytes_; }
     int64_t bytes() const { return bytes_; }
+    const std::shared_ptr<Counter> &counter() const { return counter_; }
     void set(int64_t bytes) {
         counter_->bytes += bytes - bytes_;
         bytes_ = bytes;
@@ -41,8 +42,8 @@ struct Use {
     nanobind::object path;      // of the module
     std::shared_ptr<bool> any;  // whether it does for any kind; none for what is always kept
     bool divides = false;
-    // Asks for what runs now; a warning names the path if there is one.
-    void ask(const nanobind::handle &tensor, int64_t bits, const nanobind::handle &path);
+    // Returns the answer for what runs now; a warning names the path if there is one.
+    bool ask(const nanobind::handle &tensor, int64_t bits, const nanobind::handle &path);
 };
 
 // The tensor itself. An in-place operation after saving is an error, as in plain PyTorch.
@@ -62,6 +63,19 @@ class Kept {
     nanobind::object tensor_, instead_;
     int64_t version_;
     std::shared_ptr<Use> use_;
+    Share share_;
+};
+
+// A tensor beside its codes, until it is known whether backward divides by it.
+class Beside {
+ public:
+    Beside(const nanobind::handle &tensor, std::shared_ptr<Counter> counter);
+    // Returns the tensor; null if it was changed in place since it was saved.
+    nanobind::object get() const;
+
+ private:
+    nanobind::object tensor_;
+    int64_t version_;
     Share share_;
 };
 
@@ -91,8 +105,17 @@ class Compressed {
     void divided() {
         if (use_ && use_->any) use_->divides = *use_->any = true;
     }
-    // Returns the decoded tensor, or a view of it; one that is still alive is used again.
-    nanobind::object unpack(const nanobind::handle &view);
+    // Holds the tensor beside its codes, for the operations that divide by it; None: only codes.
+    void hold_beside(const nanobind::handle &tensor) { beside_ = beside(tensor); }
+    std::unique_ptr<Beside> beside(const nanobind::handle &tensor) const {
+        return tensor.is_none() ? nullptr : std::make_unique<Beside>(tensor, share_.counter());
+    }
+    // Returns the decoded tensor, or a view of it; one that is still alive is used again. exact:
+    // the same, not rounded, or null.
+    nanobind::object unpack(const nanobind::handle &view, const Beside *exact);
+    nanobind::object unpack(const nanobind::handle &view) {
+        return unpack(view, view.is_none() ? beside_.get() : nullptr);
+    }
 
  private:
     Encoded encoded_;
@@ -103,6 +126,7 @@ class Compressed {
     WeakStorage decoded_;
     std::shared_ptr<Use> use_;
     int64_t bits_ = 0;
+    std::unique_ptr<Beside> beside_;
 };
 
 // A view of elements that are held once.
@@ -117,10 +141,16 @@ class View {
         if (nanobind::isinstance<Compressed>(held_))
             nanobind::inst_ptr<Compressed>(held_)->divided();
     }
+    // Holds the view beside the codes, as there.
+    void hold_beside(const nanobind::handle &tensor) {
+        if (nanobind::isinstance<Compressed>(held_))
+            beside_ = nanobind::inst_ptr<Compressed>(held_)->beside(tensor);
+    }
     nanobind::object unpack() const;
 
  private:
     nanobind::object held_, layout_;
+    std::unique_ptr<Beside> beside_;
 };
 
 // Returns what is held as a tensor; also of forms that are written in Python.

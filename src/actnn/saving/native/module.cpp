@@ -66,10 +66,13 @@ NB_MODULE(_native, m) {
         .def_prop_ro("held", &Compressed::held)
         .def("keep", &Compressed::keep)
         .def("divided", &Compressed::divided)
-        .def("unpack", &Compressed::unpack, nb::arg("view") = nb::none());
+        .def("hold_beside", &Compressed::hold_beside, nb::arg().none())
+        .def("unpack", nb::overload_cast<const nb::handle &>(&Compressed::unpack),
+             nb::arg("view") = nb::none());
     nb::class_<View>(m, "View", nb::is_weak_referenceable())
         .def("keep", &View::keep)
         .def("divided", &View::divided)
+        .def("hold_beside", &View::hold_beside, nb::arg().none())
         .def("unpack", &View::unpack);
     nb::class_<ModulePaths>(m, "ModulePaths")
         .def(nb::init<nb::dict, nb::object, nb::object>())

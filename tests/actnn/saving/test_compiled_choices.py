@@ -1,0 +1,120 @@
+"""Choices by path reach code that is compiled, also modules that are compiled by themselves."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import actnn
+from actnn.saving.compiled import CompiledCall, GraphHooks
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return x + self.b(torch.sin(self.a(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, checkpoints=False):
+        super().__init__()
+        self.a, self.blocks = nn.Linear(64, 64), nn.ModuleList(Block() for _ in range(3))
+        self.checkpoints = checkpoints
+
+    def forward(self, x):
+        x = self.a(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
+        return x
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """(path, bits) of the tensors about which compiled code decides."""
+    found, decide = set(), GraphHooks._bits
+
+    def bits(self, saving, x, node, size):
+        got = decide(self, saving, x, node, size)
+        found.add((self._path(node), got))
+        return got
+
+    monkeypatch.setattr(GraphHooks, "_bits", bits)
+    torch._dynamo.reset()
+    return found
+
+
+def compiled(net, whole):
+    if whole:
+        return torch.compile(net, backend="aot_eager")
+    for block in net.blocks:
+        block.compile(backend="aot_eager")
+    return net
+
+
+def step(run, traced):
+    traced.clear()
+    run(torch.randn(64, 64)).sum().backward()
+    return dict(traced)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["blocks", "model"])
+def test_choices_reach_compiled_code_when_they_change(whole, traced):
+    net = actnn.compress(Net(), bits=8, min_bytes=1024)
+    run = compiled(net, whole)
+    assert set(step(run, traced).values()) == {8}
+    assert not step(run, traced)
+    # The model has an 'a', too, which is not that of a block.
+    choices = {"a": 7, "blocks.0": 2, "blocks.1.a": 3, "blocks.2": 32}
+    net.actnn.set_choices({where: actnn.Choice("compress", n) for where, n in choices.items()})
+    found = step(run, traced)
+    wanted = {"blocks.0": 2, "blocks.0.a": 2, "blocks.1": 8, "blocks.1.a": 3}
+    wanted |= {"blocks.2": None, "blocks.2.a": None}
+    assert {path: bits for path, bits in found.items() if path in wanted} == wanted
+    net.actnn.set_choices({"blocks": actnn.Choice("keep")})
+    found = step(run, traced)
+    assert {bits for path, bits in found.items() if path.startswith("blocks")} == {None}
+    net.actnn.set_choices({})
+    step(run, traced)
+    assert not step(run, traced)
+
+
+def test_blocks_with_the_same_choices_share_code(traced):
+    net = compiled(actnn.compress(Net(), bits=8, min_bytes=1024), whole=False)
+    net.actnn.set_choices({f"blocks.{i}.a": actnn.Choice("compress", 3) for i in range(3)})
+    found = step(net, traced)
+    assert found == {"blocks.0": 8, "blocks.0.a": 3}
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_gradients_of_compiled_blocks_with_choices(checkpoints):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    net, x = Net(checkpoints), torch.randn(64, 64)
+    exact = torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
+    compiled(actnn.compress(net, bits=2, min_bytes=1024), whole=False)
+    net.actnn.set_choices({"": actnn.Choice("keep")})
+    found = torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-6)
+
+
+def test_compiled_blocks_of_copies_and_of_models_that_are_plain_again():
+    torch._dynamo.reset()
+    net = compiled(actnn.compress(Net(), bits=4, min_bytes=1024), whole=False)
+    net.actnn.set_choices({"blocks.0": actnn.Choice("keep")})
+    x = torch.randn(64, 64)
+    net(x).sum().backward()
+    assert isinstance(net.blocks[0]._compiled_call_impl, CompiledCall)
+    other = copy.deepcopy(net)
+    other(x).sum().backward()
+    actnn.uncompress(net)
+    assert not isinstance(net.blocks[0]._compiled_call_impl, CompiledCall)
+    net(x).sum().backward()
+    actnn.compress(net, bits=4, min_bytes=1024)
+    net(x).sum().backward()

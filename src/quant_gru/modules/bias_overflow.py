@@ -13,7 +13,6 @@ from quant_gru.execution.layers import Weights
 from quant_gru.integer.plan import GRUPlan, WeightPart, bias_limit, build_frozen
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels.live_weights import quantize_weights
 
 Key = tuple[int, int, str]
@@ -75,8 +74,7 @@ def _cut(
     layer: int, direction: int, part: WeightPart, x: Quantizer, h: Quantizer
 ) -> list[CutBiases]:
     """Return the cut biases of one layer and direction."""
-    # numbers of a captured graph exist only after it has run
-    if part.W.is_meta or capturing(part.W.device) or not part.finite:
+    if part.W.is_meta or not part.finite:
         return []
     found = []
     sums = ((part.Bw, part.bits_W, x), (part.Br, part.bits_R, h))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from numbers import Real
 from types import EllipsisType
@@ -43,6 +43,7 @@ from quant_gru.interchange.foreign.float_gru import FloatGRU
 from quant_gru.interchange.onnx import recorded
 from quant_gru.interchange.onnx.profiles import PROFILES
 from quant_gru.interchange.onnx.source import Source
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels.dispatch import PRECISIONS, load
 from quant_gru.kernels.live_weights import settled
 from quant_gru.modules import call, checkpoints, module_weights, training_options
@@ -501,7 +502,7 @@ class QuantGRU(torch.nn.GRU):
         self._state.finalize(sync, self._float_weights(), refine)
         self._scales_unused = "" if self._mode_chosen else "the GRU was calibrated"
         self._write_logarithms()
-        self._tell_of_cut_biases()
+        self._warn_of_all_cuts()
         load(next(self.parameters()).device)
         if verbose:
             print(summary(self._state, self._weights()))
@@ -986,7 +987,7 @@ class QuantGRU(torch.nn.GRU):
         self._finalized(in_forward=True)
         found = state.prepare(own, self._weights(), live, noise, kept)
         if not found.live:  # a plan of training is rewritten at each call
-            self._told = warn_of_cut_biases(cut_biases_of(found.plan), self._told)
+            self._warn_of_cuts(found.plan, self._told)
         return found
 
     def _differentiated(self, prepared: PreparedCall) -> Differentiated:
@@ -1014,10 +1015,16 @@ class QuantGRU(torch.nn.GRU):
         self._state.plans.forget_settled()
         self._finalized()
         plan = self._state.plan(self._weights(), module_weights.may_change_unseen(self))
-        self._told = warn_of_cut_biases(cut_biases_of(plan), () if tell_again else self._told)
+        self._warn_of_cuts(plan, () if tell_again else self._told)
         return plan
 
-    def _tell_of_cut_biases(self) -> None:
+    def _warn_of_cuts(self, plan: GRUPlan, told: Collection[Key]) -> None:
+        """Warn of biases that a plan cuts off, but for those that have been told."""
+        # the numbers of a captured graph exist only after it has run
+        if not capturing(self._weight.device):
+            self._told = warn_of_cut_biases(cut_biases_of(plan), told)
+
+    def _warn_of_all_cuts(self) -> None:
         """Warn of biases that new scales cut off."""
         self._told = warn_of_cut_biases(cut_biases(self._state.scales or (), self._weights()))
 
@@ -1076,7 +1083,7 @@ class QuantGRU(torch.nn.GRU):
         """Set configuration and scales."""
         self._state.take(found, where)
         self._write_logarithms()
-        self._tell_of_cut_biases()
+        self._warn_of_all_cuts()
 
     def _calibrated(self) -> encodings.Calibrated | None:
         """Return configuration, scales and weights; None without scales."""

@@ -62,10 +62,6 @@ class Tensors {
     // The same for a Tensor or an instance of a subclass.
     bool view(PyObject *tensor, View &to, int dimensions = 3) const;
     uintptr_t address(PyObject *tensor) const;
-    // The same for a tensor that a Maker made, in less time.
-    uintptr_t address_of_new(PyObject *tensor) const {
-        return static_cast<uintptr_t>(number(data_ptr_.call(tensor)));
-    }
     Place place(PyObject *tensor) const;
     // Describes a strided tensor on a CPU or GPU; false for others.
     bool describe(PyObject *tensor, Description &to) const;

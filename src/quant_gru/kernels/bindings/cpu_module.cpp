@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "bindings/cpu_calls.hpp"
-#include "bindings/cpu_stream.hpp"
 #include "bindings/plan_from_dict.hpp"
 #include "c99/philox.h"
 #include "cpu/core/boundary.hpp"

@@ -6,5 +6,6 @@
 namespace quant_gru {
 
 void bind_cpu(nanobind::module_ &m);
+void bind_stream(nanobind::module_ &m);
 
 }  // namespace quant_gru

@@ -1,5 +1,4 @@
-#include "bindings/cpu_stream.hpp"
-
+// Streams: calls from Python that run one step.
 #include <nanobind/stl/vector.h>
 
 #include <exception>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "bindings/cpu_calls.hpp"
+#include "bindings/cpu_module.hpp"
 #include "cpu/core/memory.hpp"
 
 namespace nb = nanobind;
@@ -20,8 +20,8 @@ namespace {
 // short that it keeps the GIL.
 class Stream {
  public:
-    // Sets what runs steps. states: addresses of the codes of each layer.
-    void connect(const nb::object &owner, int64_t N, std::vector<uintptr_t> states) {
+    // Sets the calls of a stack, and the addresses of the codes of each layer.
+    void attach(const nb::object &owner, int64_t N, std::vector<uintptr_t> states) {
         auto &calls = nb::cast<CPUCalls &>(owner);
         const Stack &stack = calls.stack();
         owner_ = owner;
@@ -33,10 +33,10 @@ class Stream {
         workspace_.emplace(static_cast<size_t>(stack.step_workspace(N)));
     }
 
-    // Lets this thread run steps as a call, and no other; `release` lets none.
-    void claim() { thread_ = std::this_thread::get_id(); }
-    void release() { thread_ = {}; }
-    bool is_claimed() const { return thread_ == std::this_thread::get_id(); }
+    // Lets this thread, and no other, make calls without Python code; `disown` lets none.
+    void own() { thread_ = std::this_thread::get_id(); }
+    void disown() { thread_ = {}; }
+    bool is_owned() const { return thread_ == std::this_thread::get_id(); }
 
     // Runs a step on x (N, C), float32 and contiguous without a gradient. Returns the output; sets
     // `nan` if x has a NaN, in whose place the step computes with 0. Returns null, without a step,
@@ -52,7 +52,7 @@ class Stream {
         nb::object y = make_();
         nan = calls_->stack().step(reinterpret_cast<const float *>(view.address), N_,
                                    reinterpret_cast<void *const *>(states_.data()),
-                                   reinterpret_cast<float *>(tensors.address_of_new(y.ptr())),
+                                   reinterpret_cast<float *>(tensors.address(y.ptr())),
                                    workspace_->data);
         return y;
     }
@@ -85,7 +85,7 @@ PyObject *call_stream(PyObject *self, PyObject *args, PyObject *kwargs) noexcept
             PyObject *const x = PyTuple_GetItem(args, 0);
             bool nan = false;
             nb::object y;
-            if (stream.is_claimed()) y = stream.step(x, nan);
+            if (stream.is_owned()) y = stream.step(x, nan);
             if (y.ptr() && nan)
                 y = kernel_runtime::checked(
                     PyObject_CallMethodObjArgs(self, complete, x, y.ptr(), nullptr));
@@ -108,9 +108,9 @@ PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void *>(call_stream)}, {0, 
 void bind_stream(nb::module_ &m) {
     nb::class_<Stream>(m, "Stream", nb::type_slots(slots))
         .def(nb::init<>())
-        .def("_attach", &Stream::connect)
-        .def("_own", &Stream::claim)
-        .def("_disown", &Stream::release)
+        .def("_attach", &Stream::attach)
+        .def("_own", &Stream::own)
+        .def("_disown", &Stream::disown)
         .def("_run_step", &step);
 }
 

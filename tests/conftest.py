@@ -22,6 +22,7 @@ hypothesis.settings.load_profile("ci")
 # Files of a minute of one processor or more, longest first: neither core waits for them at the end.
 LONGEST = (
     "cpp/test_cpp_processors.py",
+    "cpp/test_clang.py",
     "cuda/test_compile.py",
     "cuda/test_real_projection.py",
     "cuda/test_prepared_backward.py",

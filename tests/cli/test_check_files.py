@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner, Result
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.cli import app, files
 from quant_gru.cli.tables import columns, scale_text
@@ -31,6 +32,7 @@ class Model(torch.nn.Module):
         self.frozen = calibrated(2, 3, num_layers=2).freeze()
 
 
+@kept
 def calibrated(C: int, H: int, **options: object) -> QuantGRU:
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=QuantConfig.int8(), **options)

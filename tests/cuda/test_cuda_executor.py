@@ -7,6 +7,7 @@ import pytest
 import torch
 from backward_cases import moved
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import cell as reference
 from quant_gru.kernels.cuda.boundary import boundary
@@ -27,6 +28,7 @@ pytestmark = [
 SWEEP = {"w8a8": 200, "w8a16": 120, "w16a16": 90, "mixed": 70, "wide": 30}
 
 
+@kept
 def quantized(C, H, config=None, **options):
     gru = QuantGRU(C, H, config=config or QuantConfig.int8(), **options).eval().cuda()
     gru.calibrate(torch.randn(12, 8, C, device="cuda"))

@@ -21,7 +21,10 @@ from backward_cases import both_directions, outputs, plans_of, random_gradients,
 from host_machine import COMPILER, Host, folder_of
 from random_plans import random_case
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+]
 # the word of a direction's arguments with the address of the derivatives that the recurrence reads;
 # that of the others follows
 DERIVATIVES = {"derivatives_of": 20, "derivatives_bytes": 16}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels._native import Overlap, WeightStationary
@@ -50,6 +51,7 @@ def small(monkeypatch):
     monkeypatch.setattr(POLICY, "overlap_share", 1e9)
 
 
+@kept
 def quantized(config, C=C, H=H, **options):
     torch.manual_seed(C + H)
     gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options).eval()

@@ -5,6 +5,7 @@ import torch
 from host_machine import Host
 from projection_blocks import overlap_of, select
 
+from kept import shared
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.call_form import CallForm
 from quant_gru.kernel_runtime.cuda.launch import Kernel
@@ -60,6 +61,7 @@ def machine(request, tmp_path):
     return Recorder(tmp_path, *request.param)
 
 
+@shared
 def plan_of(config, C, H):
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=getattr(QuantConfig, config)()).eval()

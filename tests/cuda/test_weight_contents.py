@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 from quant_gru.execution import prepared_call
 from quant_gru.kernels import dispatch
@@ -31,6 +32,7 @@ def _inference():
         yield
 
 
+@kept
 def quantized(hidden_size=H, **options):
     torch.manual_seed(0)
     gru = QuantGRU(C, hidden_size, config=QuantConfig.int8(), **options).eval()

@@ -14,6 +14,7 @@ import torch
 
 import actnn
 import quant_gru
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU, calibrate_model, convert_model, export_onnx
 
 
@@ -56,13 +57,18 @@ def examples() -> Iterator[doctest.DocTest]:
 EXAMPLES = {each.name: each for each in examples()}
 
 
+@kept
+def quantized_model() -> tuple[list[torch.Tensor], Model, Model]:
+    """Batches, a model, and the model calibrated with them."""
+    batches, model = list(torch.randn(3, 4, 9, 8)), Model().eval()
+    return batches, model, calibrate_model(convert_model(model, "int8_wide"), batches)
+
+
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the examples take for granted, in a folder of their own."""
     monkeypatch.chdir(tmp_path)
-    batches = list(torch.randn(3, 4, 9, 8))
-    model = Model().eval()
-    quantized = calibrate_model(convert_model(model, "int8_wide"), batches)
+    batches, model, quantized = quantized_model()
     return {
         "torch": torch,
         **{name.rpartition(".")[2]: value for name, value in PUBLIC.items()},

@@ -10,6 +10,8 @@ from example_runs import arguments, load, torchrun, write_data
 
 from quant_gru import QuantConfig
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["keyword_spotting", "character_model", "sequence_regression"]
 ROWS = ["float", "float, longer", "8/8 after", "8/8 trained", "4/8 after", "4/8 trained"]
 

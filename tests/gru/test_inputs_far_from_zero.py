@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from kept import kept
 from quant_gru import (
     FrozenQuantGRU,
     ParameterError,
@@ -27,6 +28,7 @@ def decibels(real, ours):
     return float(10 * torch.log10(real.square().mean() / (real - ours).square().mean()))
 
 
+@kept
 def offset_gru(config, offset, seed=0, C=8, H=32, **options):
     """A GRU whose inputs lie in [offset, offset + 1], calibrated, and its float model."""
     torch.manual_seed(seed)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gru_helpers import C, H, quantized
 
+from kept import kept
 from quant_gru import (
     CalibrationError,
     ConfigError,
@@ -215,6 +216,7 @@ def test_other_attributes_are_free():
 # --- a calibrated GRU in float mode
 
 
+@kept
 def calibrated(**options):
     gru = QuantGRU(C, H, **options)
     gru.calibrate(torch.randn(9, 4, C))

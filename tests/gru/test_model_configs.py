@@ -8,6 +8,7 @@ import torch
 from gru_helpers import C, H, same, seeded
 from torch import nn
 
+from kept import kept
 from quant_gru import (
     CalibrationError,
     ConfigError,
@@ -276,6 +277,7 @@ def test_a_copy_of_a_converted_model_is_independent():
 # --- fusing after calibration, batches of a GRU
 
 
+@kept
 def calibrated(**options):
     gru = QuantGRU(C, H, config=INT8, **options)
     gru.calibrate(seeded(5, 3, C))

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.kernels.cpu import executor
 
@@ -19,6 +20,7 @@ CONFIGS = {
 }
 
 
+@kept
 def quantized(config=CONFIGS["int8"], **options):
     gru = QuantGRU(C, H, config=config, **options).eval()
     gru.calibrate(torch.randn(T, 3, C))

@@ -6,11 +6,13 @@ import pytest
 import torch
 from gru_helpers import C, H, quantized, seeded
 
+from kept import kept
 from quant_gru import FrozenQuantGRU, QuantGRU, QuantGRUError, operator_gain, operator_sqnr
 
 X = seeded(4, 2, C)
 
 
+@kept
 def calibrated(method):
     torch.manual_seed(0)
     gru = QuantGRU(C, H, device="cpu")

@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kept import kept
 from quant_gru import ConfigError, QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
@@ -190,6 +191,7 @@ def test_tables(rule, activation, bits, function):
     assert abs((found - plain(codes)).double().mean()) < 0.01
 
 
+@kept
 def calibrated(rule, **fields):
     torch.manual_seed(0)
     config = QuantConfig.int8().replace_globals(rounding=rule, **fields)

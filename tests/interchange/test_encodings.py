@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import quant_gru
+from kept import kept
 from quant_gru import (
     CalibrationError,
     ParameterError,
@@ -26,6 +27,7 @@ VERSIONS = ("0.6.1", "1.0.0", "2.0.0")
 C, H = 5, 4
 
 
+@kept
 def calibrated(config=None, *, seed=0, **options):
     torch.manual_seed(seed)
     gru = QuantGRU(C, H, config=config or QuantConfig.int8(), **options).eval()

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import quant_gru
+from kept import kept
 from quant_gru import (
     FrozenQuantGRU,
     QuantConfig,
@@ -25,6 +26,7 @@ PROFILES = ("integer", "qdq", "float", "node")
 C, H = 5, 6
 
 
+@kept
 def made(preset="int8", **options):
     torch.manual_seed(0)
     config = getattr(QuantConfig, preset)()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU, export_onnx
 
 onnx = pytest.importorskip("onnx")
@@ -13,6 +14,7 @@ C, H = 7, 9
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
 
+@kept
 def made(config, **options):
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=config, **options).eval()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from quant_gru_pytorch_files import GENERATIONS, SHORT, file_of, their_file
 
+from kept import kept
 from quant_gru import ConfigError, ParameterError, QuantConfig, QuantGRU
 from quant_gru.config import OPERATORS, WEIGHTS
 from quant_gru.config.quant_gru_pytorch import NEWER_NAMES
@@ -70,6 +71,7 @@ def test_errors_of_configurations(data, message, tmp_path):
         QuantConfig.from_json(path)
 
 
+@kept
 def calibrated(config=None, **options):
     torch.manual_seed(0)
     # their files have no mean of the input

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import (
     FrozenQuantGRU,
     ParameterError,
@@ -18,6 +19,7 @@ from quant_gru.config.fields import ROUNDINGS
 RULES = [rule for rule in ROUNDINGS if rule != "half_even"]
 
 
+@kept
 def calibrated(**fields):
     torch.manual_seed(1)
     config = QuantConfig.int8().replace_globals(tie_x_and_h=True, **fields)

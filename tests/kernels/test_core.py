@@ -13,7 +13,10 @@ from layer_program import KERNELS, SOURCES, Job, as_real, check, exact_flags, ex
 from random_plans import KINDS, random_case
 
 COMPILER = shutil.which("g++")
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+]
 OPTIONS = [*exact_flags(), "-std=c++17", "-Wno-psabi", f"-I{KERNELS}", f"-I{KERNELS.parent}"]
 FILES = [*KERNELS.glob("cpu/core/*.cpp"), *KERNELS.glob("cpu/training/*.cpp")]
 HEADERS = [*KERNELS.glob("cpu/core/*.hpp"), *KERNELS.glob("cpu/training/*.hpp")]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kept import shared
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
@@ -18,6 +19,8 @@ from quant_gru.kernels.cpu.backward import backward
 sys.path.insert(0, str(Path(__file__).parent))
 from gradient_errors import SUMS, error, terms
 from random_plans import random_case
+
+from sweeps import batches
 
 NATIVE = executor.choices()[:-1]
 SWEEP = {"w8a8": 60, "w8a16": 100, "w16a16": 80, "mixed": 60, "wide": 40}
@@ -68,14 +71,8 @@ def assert_same_bits(a: Gradients, b: Gradients) -> None:
         assert torch.equal(one.view(torch.int32), other.view(torch.int32)), name
 
 
-def batches():
-    for kind, count in SWEEP.items():
-        for first in range(0, count, BATCH):
-            yield pytest.param(kind, first, min(first + BATCH, count), id=f"{kind}-{first}")
-
-
 @pytest.mark.usefixtures("cheap_threads")
-@pytest.mark.parametrize(("kind", "first", "end"), list(batches()))
+@pytest.mark.parametrize(("kind", "first", "end"), batches(SWEEP, BATCH))
 def test_random_plans(kind, first, end):
     for seed in range(first, end):
         case, threads = random_drawn(seed, kind), 1 + seed // 2 % 2
@@ -105,6 +102,7 @@ def test_terms_of_the_yardstick_add_up(name):
         assert (sum(found) - whole).norm() <= 1e-10 * torch.stack(found).norm()
 
 
+@shared
 def calibrated(config, C, H, seed=0):
     torch.manual_seed(seed)
     gru = QuantGRU(C, H, config=config).eval()

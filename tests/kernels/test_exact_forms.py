@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.weighted_sum import several_terms, tier_of
 from quant_gru.kernels import cpu
@@ -282,6 +283,7 @@ def test_the_plan_chooses_a_tier_by_its_bounds():
             assert each.tier == "e" or total + half < bounds[each.tier]
 
 
+@kept
 def quantized(config, C=8, H=16):
     gru = QuantGRU(C, H, config=config).eval()
     gru.calibrate(torch.randn(6, 4, C))

@@ -65,6 +65,7 @@ def test_one_word(library, v, k):
     check(library.round_one(v, k), v, k)
 
 
+@pytest.mark.slow
 @settings(max_examples=2000)
 @given(
     st.integers(-(1 << 50), 1 << 50) | st.integers(-10, 10),
@@ -78,6 +79,7 @@ def test_two_words(library, a, b, m, c, s, k):
     check(library.round_two(a, b, m, c, s, k), a * b * m + (c << s), k)
 
 
+@pytest.mark.slow
 @settings(max_examples=2000)
 @given(
     st.integers(-(1 << 33), 1 << 33) | st.integers(-10, 10),

@@ -17,6 +17,7 @@ from host_machine import COMPILER, Host, folder_of
 from live_cases import REACH, live_and_fresh, random_qparams, random_weights, same_part
 from random_plans import random_mean
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import cell as reference
 from quant_gru.integer.plan import build_weights
@@ -25,10 +26,13 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda.plan.tensors import DERIVED, numbers_of
-from quant_gru.kernels.live_weights import live_of, settled, tensors_of
+from quant_gru.kernels.live_weights import LiveWeights, live_of, settled, tensors_of
+from sweeps import first_of
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 VARIANTS = [each for each in cpu.choices() if each != cpu.REFERENCE]
+# scales of weights per channel or any, first seed, end
+BLOCKS = [(True, 0, 30), (False, 0, 10), (True, 30, 90), (True, 90, 150), (False, 10, 40)]
 DTYPES = (*(torch.float32,) * 4, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -51,18 +55,17 @@ def steps(seed, *, fast=True, narrow=True, most=40, count=3, device="cpu"):
 
 
 @pytest.mark.usefixtures("cheap_threads")
-@pytest.mark.parametrize("fast", [True, False], ids=["channel", "any"])
-def test_equal_to_the_definition_on_the_cpu(monkeypatch, fast):
+@pytest.mark.parametrize(("fast", "first", "end"), first_of(BLOCKS, 2))
+def test_equal_to_the_definition_on_the_cpu(monkeypatch, fast, first, end):
     before = _native.threads_started()
-    for seed in range(150 if fast else 40):
+    for seed in range(first, end):
         torch.set_num_threads(1 + seed % 2)
         qparams, updates = steps(seed, fast=fast, narrow=fast)
-        expected = None
+        _, plan, fresh = live_and_fresh(qparams, updates[0][0])
+        expected = [fresh(weights, dropped, p).weights for weights, dropped, p in updates]
         for variant in VARIANTS:
             monkeypatch.setenv(cpu.VARIABLE, variant)
-            live, _, fresh = live_and_fresh(qparams, updates[0][0])
-            if expected is None:
-                expected = [fresh(weights, dropped, p).weights for weights, dropped, p in updates]
+            live = LiveWeights(qparams, plan.frozen, *updates[0][0][:2])
             for epoch, (weights, dropped, p) in enumerate(updates):
                 live.update(*weights, dropped, p)
                 assert live.epoch == epoch + 1
@@ -126,10 +129,9 @@ def test_ties_are_decided_as_by_the_definition():
             assert not same_part(live.part, fresh(weights).weights)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_packed_layers_follow(variant):
+def test_packed_layers_follow():
     """The same native layer gives the codes of each weights in turn, whichever kernel they need."""
-    kinds = set()
+    kinds = {variant: set() for variant in VARIANTS}
     for seed in range(60):
         qparams, updates = steps(1000 + seed, fast=seed % 4 != 0, narrow=seed % 8 != 0)
         live, plan, fresh = live_and_fresh(qparams, updates[0][0])
@@ -137,10 +139,11 @@ def test_packed_layers_follow(variant):
         for weights, dropped, p in updates:
             live.update(*weights, dropped, p)
             expected = reference.run(fresh(weights, dropped, p), x, h0, None, False)
-            got = cpu.run(plan, x, h0, None, False, variant)
-            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), seed
-            kinds.add(cpu.layer_of(plan, variant).kind)
-    assert len(kinds) >= 3
+            for variant in VARIANTS:
+                got = cpu.run(plan, x, h0, None, False, variant)
+                assert all(map(torch.equal, got, expected)), (seed, variant)
+                kinds[variant].add(cpu.layer_of(plan, variant).kind)
+    assert all(len(each) >= 3 for each in kinds.values())
 
 
 def codes(plan, seed, device="cpu"):
@@ -281,6 +284,7 @@ def test_the_cpu_and_a_gpu_choose_the_same():
 # --- modules
 
 
+@kept
 def calibrated(config, C, H, device="cpu", **options):
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=config, **options).to(device)

@@ -14,6 +14,7 @@ from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.dispatch import CPU
 from quant_gru.modules.stream import Stream
+from sweeps import first_of
 
 NATIVE = cpu.choices()[:-1]
 
@@ -80,7 +81,7 @@ def test_stack(seed, monkeypatch):
 
 @torch.no_grad()
 @pytest.mark.usefixtures("cheap_threads")
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", first_of(range(40), 25))
 def test_nan(seed, monkeypatch):
     case = with_nan(seed)
     wanted = Kept()

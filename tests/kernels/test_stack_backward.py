@@ -8,6 +8,7 @@ import torch
 from bits import same_bits
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.call_form import FLOATS
 from quant_gru.kernels import _native
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@kept
 def training(config="int8", hidden_size=H, **options):
     torch.manual_seed(0)
     gru = QuantGRU(C, hidden_size, config=getattr(QuantConfig, config)(), **options)

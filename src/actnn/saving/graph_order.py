@@ -60,9 +60,10 @@ def divides_by() -> bool:
     context = _hook_context()()
     if context is None:
         return False
-    saved = inputs_of(context["_bw_graph"])
+    saved, node = inputs_of(context["_bw_graph"]), context["_node"]
     makers = {n.name: made_by(n) for n in context["_fw_graph"].nodes if n.name in saved}
-    return is_divided(saved[context["_node"].name], makers)
+    makers[node.name] = made_by(node)  # with dynamic shapes, not all are nodes of this graph
+    return is_divided(saved[node.name], makers)
 
 
 def arrange(*, rounds: bool = True) -> None:

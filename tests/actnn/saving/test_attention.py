@@ -141,9 +141,10 @@ def test_a_rounded_mask_is_that_of_the_forward_that_runs_again():
 def test_the_result_is_held_by_the_next_layer_alone():
     leaves, weight = operands(1.0), torch.randn(128, 8, requires_grad=True)
     saving = Saving(bits=4, min_bytes=0)
-    with saving:
-        y = attend(leaves)
-        z = y.transpose(1, 2).reshape(2, LENGTH, 128) @ weight
+    for _ in range(2):  # the first step holds more: see test_divisors.py
+        with saving:
+            y = attend(leaves)
+            z = y.transpose(1, 2).reshape(2, LENGTH, 128) @ weight
     [again] = [r for r in saving.records if r.reason == "made again in backward"]
     [codes] = [r for r in saving.records if r.shape == (2 * LENGTH, 128)]
     assert (again.shape, again.held, again.nbytes) == (y.shape, 0, 0)

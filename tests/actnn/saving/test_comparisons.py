@@ -40,8 +40,10 @@ def test_gradients_are_those_of_torch(name, bits):
     if name == "aminmax" and torch.__version__ < "2.13":
         pytest.skip("this version of torch cannot differentiate aminmax")
     (exact,) = torch.autograd.grad(operation(x * 1.5).sum(), x)
-    with actnn.compressed(bits=bits, min_bytes=0) as saving:
-        loss = operation(x * 1.5).sum()
+    saving = actnn.compressed(bits=bits, min_bytes=0)
+    for _ in range(2):  # the first step holds more: see test_divisors.py
+        with saving:
+            loss = operation(x * 1.5).sum()
     assert "compared in backward" in {record.reason for record in saving.records}
     assert saving.held_bytes == sum(record.held for record in saving.records)
     (found,) = torch.autograd.grad(loss, x)

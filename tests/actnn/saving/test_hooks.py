@@ -22,8 +22,9 @@ def test_a_linear_layer_keeps_codes_of_its_input_and_its_own_weight():
     saving = Saving(bits=4, min_bytes=0, model=layer)
     x = torch.randn(128, 64, requires_grad=True)
     hidden = x * 1
-    with saving:
-        y = layer(hidden)
+    for _ in range(2):  # the first step holds more: see test_divisors.py
+        with saving:
+            y = layer(hidden)
     compressed, weight = saving.records[0], saving.records[-1]
     assert compressed.reason == "compressed"
     assert compressed.held == codec.bytes_of(128 * 64, 4) == saving.held_bytes
@@ -82,10 +83,11 @@ def test_nonlinear_functions_have_a_small_bias_at_2_bits(name):
 def test_one_storage_is_compressed_once():
     x = torch.randn(64, 64, requires_grad=True)
     saving = Saving(bits=8, min_bytes=0)
-    with saving:
-        y = x * 1
-        z = (y * y + y @ y.t()).sum() + (y.view(32, 128) @ torch.ones(128, 1)).sum()
-        z = z + y.sin().sum()
+    for _ in range(2):  # the first step holds more: see test_divisors.py
+        with saving:
+            y = x * 1
+            z = (y * y + y @ y.t()).sum() + (y.view(32, 128) @ torch.ones(128, 1)).sum()
+            z = z + y.sin().sum()
     assert len(saved(saving, "compressed")) == 1
     first = saved(saving, "compressed")[0]
     assert len(saved(saving, f"shared with {first.index}")) >= 4

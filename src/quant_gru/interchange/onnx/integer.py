@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.onnx.boundary import code_of, moved, quantized, quantized_beside, real
-from quant_gru.interchange.onnx.builder import CONTAINERS, Builder, Value
+from quant_gru.interchange.onnx.builder import CONTAINERS, Builder, Value, static_size
 from quant_gru.interchange.onnx.exact import (
     LIMITS,
     Rule,
@@ -160,13 +161,25 @@ class IntegerCell:
             v = self.read(b, x)
         if v is not None:
             return self.after(b, v, self.start(b, h0))
-        both, kinds = b.op("Concat", x, h0, axis=-1), [self.plan.x, self.plan.h]
-        both = quantized_beside(b, both, kinds, [C, H], self.state_type)
-        v, h = b.ops("Split", 2, both, b.int64([C, H]), axis=-1)
-        return self.after(b, v, h, both)
+        parts, kinds, sizes = [x, h0], [self.plan.x, self.plan.h], [C, H]
+        N = static_size(x, 1)
+        one = next((one for one in map(_scale_of_one, kinds) if one is not None), None)
+        if N is not None and one is not None:
+            # the bias is a row of the matrix
+            parts.append(b.op("Expand", b.float32(1), b.int64([1, N, 1])))
+            kinds, sizes = [*kinds, one], [*sizes, 1]
+        both = b.op("Concat", *parts, axis=-1)
+        both = quantized_beside(b, both, kinds, sizes, self.state_type)
+        v, h, *_ = b.ops("Split", len(sizes), both, b.int64(sizes), axis=-1)
+        return self.after(b, v, h, both, len(sizes) == 3)
 
     def after(
-        self, b: Builder, v: Value, h: Value, both: Value | None = None
+        self,
+        b: Builder,
+        v: Value,
+        h: Value,
+        both: Value | None = None,
+        last_is_one: bool = False,
     ) -> tuple[Value, Value]:
         """Return a state (.., N, H) and the one after a step with input codes (.., N, C).
 
@@ -175,6 +188,7 @@ class IntegerCell:
             v: Input codes less their zero point.
             h: The state.
             both: Both side by side, if they are known so.
+            last_is_one: Whether a 1 is behind them in `both`.
         """
         H, dtype = self.plan.hidden_size, self.state_type
         kept = Product.identity(self.plan.h, H, self._input.rule)
@@ -186,6 +200,7 @@ class IntegerCell:
             return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
         # starting an operator costs more than the zeros between small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
+        product = replace(product, last_is_one=last_is_one)
         found, units = product(b, both, dtype), self._units_of_sums()
         sizes = [2 * H, H, 2 * H, 2 * H]
         factor = np.concatenate(
@@ -347,6 +362,12 @@ class IntegerCell:
     def to_codes(self, b: Builder, h: Value) -> Value:
         """Return codes of output.h from the state."""
         return code_of(b, h, self.plan.h, self.state_type, self.code_type)
+
+
+def _scale_of_one(quantizer: Quantizer) -> Quantizer | None:
+    """Return a quantizer for which 1 less its zero point is 1, with the same limits, if it can."""
+    lo, hi = (end - quantizer.zero_point for end in (quantizer.lo, quantizer.hi))
+    return replace(quantizer, scale=1.0) if lo <= 1 <= hi else None
 
 
 def _halves(b: Builder, v: Value) -> Sequence[Value]:

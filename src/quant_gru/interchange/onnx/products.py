@@ -44,6 +44,7 @@ class Product:
         bias: Bias in accumulator units (rows,), Python integers.
         bounds: The largest magnitude of each accumulator (rows,), Python integers.
         rule: Multipliers and shifts (rows,), and limits.
+        last_is_one: Whether a last operand of one value is 1, so that the bias is its weights.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Product:
     bias: Objects
     bounds: Objects
     rule: Rule
+    last_is_one: bool = False
 
     @classmethod
     def of(
@@ -183,13 +185,19 @@ class Product:
         if factor is not None:
             weight = scaled(b, weight, factor, wide)
         product = b.op("MatMul", v, weight)
-        if not np.any(bias):
+        if self.last_is_one or not np.any(bias):
             return product
         added = stored(b, bias, wide)
         return b.op("Add", product, added if factor is None else scaled(b, added, factor, wide))
 
     def _matrix(self, b: Builder, wide: str) -> Value:
-        """Return the matrix (K, rows); a file has no zeros between its blocks."""
+        """Return the matrix (K, rows), with the bias if `last_is_one`."""
+        if not self.last_is_one:
+            return self._weights(b, wide)
+        return b.op("Concat", self._weights(b, wide), stored(b, self.bias[None], wide), axis=0)
+
+    def _weights(self, b: Builder, wide: str) -> Value:
+        """Return the weights (K, rows); a file has no zeros between their blocks."""
         if len(self.blocks) == 1:
             matrix = stored(b, self.blocks[0].T, wide)
             if wide == "INT64" or np.abs(self.blocks[0]).max() >= _NARROW:

@@ -3,10 +3,10 @@
     python benchmarks/cpu_rounding.py [--repeats 40] [--variant avx2]
     python benchmarks/cpu_rounding.py --codes 100000000
 
-The first prints times relative to those of `half_even`, which runs alternately with the other
-rules: the median of the ratios, of the processor's time of one thread. The second runs random
-plans of every kind up to 16 bits, on every instruction set that runs here, and counts codes that
-differ from the reference executor's.
+The first prints times relative to those of `half_even`: medians of the processor's time of one
+thread, of calls in turn. `again` is a second GRU with `half_even`, whose ratio is noise. The second
+runs random plans of every kind up to 16 bits, on every instruction set that runs here, and counts
+codes that differ from the reference executor's.
 """
 
 from __future__ import annotations
@@ -70,29 +70,26 @@ def seconds(gru: QuantGRU, x: torch.Tensor, trains: bool, loops: int) -> float:
 def ratios(
     shape: tuple[int, int, int, int], config: QuantConfig, repeats: int, layers: int, trains: bool
 ) -> tuple[float, list[float]]:
-    """Seconds with `half_even`, and the median ratios of the other rules."""
-    made = {}
-    for rule in ROUNDINGS:
+    """Seconds with `half_even`, and the ratios of the other rules and of a second `half_even`."""
+    made = []
+    for rule in ("half_even", *OTHERS, "half_even"):
         gru, x = calibrated(shape, config.replace_globals(rounding=rule), layers)
-        made[rule] = (gru.train(trains), x)
-    once = max(seconds(*made["half_even"], trains, 2), 1e-6)
+        made.append((gru.train(trains), x, trains))
+    once = max(seconds(*made[0], 2), 1e-6)
     loops = max(1, round(4e-3 / once))
-    found: dict[str, list[float]] = {rule: [] for rule in OTHERS}
-    even = []
-    for _ in range(repeats):
-        for rule in OTHERS:
-            before = seconds(*made["half_even"], trains, loops)
-            between = seconds(*made[rule], trains, loops)
-            after = seconds(*made["half_even"], trains, loops)
-            found[rule].append(2 * between / (before + after))
-            even.append(before)
-    return statistics.median(even), [statistics.median(found[rule]) for rule in OTHERS]
+    found: list[list[float]] = [[] for _ in made]
+    for first in range(repeats):
+        # nothing always follows the same rule
+        for i in range(first, first + len(made)):
+            found[i % len(made)].append(seconds(*made[i % len(made)], loops))
+    even, *others = map(statistics.median, found)
+    return even, [each / even for each in others]
 
 
 def print_ratios(repeats: int) -> None:
     """Print the table of times."""
     print(f"variant {executor.chosen()}, one thread")
-    print(f"{'':34}{'half_even':>11}" + "".join(f"{rule:>11}" for rule in OTHERS))
+    print(f"{'':34}{'half_even':>11}" + "".join(f"{rule:>11}" for rule in (*OTHERS, "again")))
 
     def line(name: str, shape: tuple[int, int, int, int], key: str, layers: int, trains: bool):
         even, others = ratios(shape, CONFIGS[key], repeats, layers, trains)

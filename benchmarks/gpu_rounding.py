@@ -78,13 +78,14 @@ def main() -> None:
     parser.add_argument("--configs", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first ones")
     parser.add_argument("--rules", nargs="+", default=RULES, choices=RULES)
+    parser.add_argument("--only", choices=("calls", "training"), help="one of both kinds of rows")
     args = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; N,T,C,H; us in graphs")
     print(f"{'':36}{'half_even':>10}" + "".join(f"{rule:>10}" for rule in args.rules))
-    calls = [(shape, False) for shape in SHAPES[: args.shapes]]
-    steps = [(shape, True) for shape in TRAINED[: args.shapes]]
+    rows = [(shape, False) for shape in SHAPES[: args.shapes] if args.only != "training"]
+    rows += [(shape, True) for shape in TRAINED[: args.shapes] if args.only != "calls"]
     for key in args.configs:
-        for shape, trains in calls + steps:
+        for shape, trains in rows:
             engines, right, kept = {}, {}, []
             for rule in ("half_even", *args.rules):
                 gru, x = made(shape, CONFIGS[key].replace_globals(rounding=rule))

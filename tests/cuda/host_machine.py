@@ -61,6 +61,11 @@ def folder_of(tmp_path_factory) -> Path:
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
     folder.mkdir(exist_ok=True)
+    return prepared(folder)
+
+
+def prepared(folder: Path) -> Path:
+    """The folder, with what all kernels need."""
     header, scheduler = folder / "host.hpp.gch", folder / "host.o"
     if not header.exists():
         _compile(header, ["-x", "c++-header", str(HERE / "host.hpp")])

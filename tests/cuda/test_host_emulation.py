@@ -138,6 +138,22 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
     assert same(got, reference.run(plan, x, h0, lengths))
 
 
+@pytest.mark.parametrize(("bits", "unsigned"), [(7, True), (4, True), (8, True), (7, False)])
+def test_bytes_that_need_no_copy(host, bits, unsigned):
+    """A multiple of 16 features. Unsigned codes of 7 bits and fewer are in int8, as signed ones."""
+    chosen = QuantConfig.int8().replace(
+        "input.x", bitwidth=bits, is_unsigned=unsigned, is_symmetric=False
+    )
+    (plan,) = quantized(chosen, 32, 20)
+    assert plan.x.container == (torch.uint8 if bits == 8 else torch.int8)
+    x, h0 = codes(plan.x, 3, 64, 32), codes(plan.h, 64, 20)
+    host.launched.clear()
+    got = executor.run(plan, x, h0, machine=host)
+    first = ["split"] if unsigned else []
+    assert [name for name, _ in host.launched] == [*first, "project_bytes", "recurrent"]
+    assert same(got, reference.run(plan, x, h0))
+
+
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 def test_many_rows_pass_by_weights_that_stay(host, monkeypatch, config):
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")

@@ -249,3 +249,21 @@ def test_sums_take_the_narrowest_integers():
     assert kind((1 << 21, 1), 20, 1 << 10, 1).bits == 64
     assert kind((3, 1), 20, 1 << 60, 1).bits == 128
     assert kind((3, 1), 100, 1, 1).bits == 128
+
+
+def test_products_of_two_words_take_the_multiplier_to_the_factor_with_room():
+    def found(M, k, *factors):
+        s = WeightedSum((M,), k, 3, -128, 127, "e")
+        result = sum_of(s, [factors[0] * factors[1]], [0], factors)
+        if result.bits == 33:
+            for m, V in zip((result.M1, result.M2), factors, strict=True):
+                assert m * V < 1 << 31
+            assert result.M1 * result.M2 << k == M << result.k
+        return result.bits, result.M1, result.M2, result.k
+
+    M = 12_526_559
+    assert found(M, 31, 127, 255) == (33, M, 4, 33)
+    assert found(M, 31, 255, 128) == (33, 4, M, 33)
+    assert found(M, 31, 255, 255)[0] == 64
+    assert found(65_535, 31, 65_535, 32_768) == (33, 4, 65_535, 33)
+    assert found(65_535, 31, 65_535, 65_535)[0] == 64

@@ -28,6 +28,7 @@ REACH = {
     "op.old_contrib": 1.0,
     "op.new_contrib": 1.0,
 }
+HIDDEN = (1, 2, 3, 5, 8, 15, 16, 17, 21, 32, 33, 48)
 # widths of activations and of weights
 KINDS = {
     "w8a8": (range(6, 9), range(4, 9)),
@@ -147,14 +148,21 @@ def scales_apart(rng: random.Random) -> dict[str, float]:
     return {**REACH, **{name: REACH[name] * 2.0 ** rng.randint(-26, 26) for name in moved}}
 
 
-def random_case(seed: int, kind: str, rounding: str = "half_even", apart: bool = False) -> Case:
-    """The same case for the same seed and kind; only its rule of rounding and scales differ.
+def random_case(
+    seed: int,
+    kind: str,
+    rounding: str = "half_even",
+    apart: bool = False,
+    hidden: Sequence[int] = HIDDEN,
+) -> Case:
+    """The same case for the same seed, kind and sizes; only its rule of rounding and scales differ.
 
     Args:
         seed: Of all that is random.
         kind: Of `KINDS`.
         rounding: The rule of rounding.
         apart: Whether scales do not fit the values, see `scales_apart`.
+        hidden: The values of H of which one is drawn.
     """
     rng = random.Random(f"{seed} {kind}")
     generator = torch.Generator().manual_seed(seed)
@@ -163,7 +171,7 @@ def random_case(seed: int, kind: str, rounding: str = "half_even", apart: bool =
     # a source of its own: plans stay the same but for their zoneout
     kept = random.Random(f"{seed} {kind} zoneout")
     p = kept.choice((2.0**-15, 0.5, 1.0, kept.random())) if kept.random() < 0.3 else 0.0
-    H, C = rng.choice((1, 2, 3, 5, 8, 15, 16, 17, 21, 32, 33, 48)), rng.randint(1, 36)
+    H, C = rng.choice(hidden), rng.randint(1, 36)
     mean = random_mean(random.Random(f"{seed} {kind} mean"), C)
     qparams = replace(qparams, zoneout=p, input_mean=mean)
     (qparams,) = far_inputs(random.Random(f"{seed} {kind} far"), [qparams])

@@ -33,7 +33,7 @@ from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.dispatch import Prepared, executor_of
-from quant_gru.kernels.live_weights import LiveWeights, all_live, epochs
+from quant_gru.kernels.live_weights import LiveWeights, epochs
 
 Made: TypeAlias = tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]
 """Output, last states, NaN of rows (cells, N), and codes of the states of each cell (T, N, H)."""
@@ -50,8 +50,8 @@ class Differentiated:
         stash_bits: Bits saved of each code of output.h; None for all.
         scales: The parameters of each layer and direction, if scales are learned.
         again: again(weights, noise) -> the plan rebuilt, for use if it has changed since.
-        thread: The thread that owns the plan, if its numbers follow weights.
         live: The objects that rewrite the plan's parts that follow weights.
+        thread: The thread that owns the plan, if its numbers follow weights.
         back: A prepared backward, faster than the general one; None if not available.
     """
 
@@ -61,12 +61,11 @@ class Differentiated:
     stash_bits: int | None
     scales: Sequence[QParams]
     again: Callable[[Sequence[Tensor], Noise | None], GRUPlan]
+    live: tuple[LiveWeights, ...]
     thread: int = field(default_factory=get_ident)
-    live: tuple[LiveWeights, ...] = ()
     back: Prepared | None = None
 
     def __post_init__(self) -> None:
-        self.live = all_live(self.plan)
         if not self.scales and not self.stash_bits:
             executor = executor_of(self.plan.cells[0][0].weights.W.device)
             self.back = executor.prepared_backward(self.plan, self.precision)
@@ -84,7 +83,7 @@ class Differentiated:
         return run(self, x, h0, Given(packing, None, dtype, made), weights)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Given:
     """The settings of one call besides its tensors.
 

@@ -95,7 +95,7 @@ class PreparedCall:
         # learned scales are other weights, which a plan does not follow
         if self._guard is not None and len(self._guard.weights) == len(self.weights):
             executor = executor_of(self._device)
-            step = executor.prepared_step(self.plan, self._guard.native)
+            step = executor.prepared_step(self.plan, self._guard.native, self._dtype, update)
             self._native, self._prepare_step = (None, None) if step is None else step
 
     @property
@@ -204,10 +204,13 @@ class PreparedCall:
         """
         how, dtype = self.differentiated, self._dtype or x.dtype
         if type(made) is tuple:
-            for each in self.live:
-                each.epoch += 1
+            if self._prepare_step is not None:  # launches of updates do not count themselves
+                for each in self.live:
+                    each.epoch += 1
             if len(made) == 2:
                 return made
+            if how is None:
+                return None
             return how.run(x, hx, packing, dtype, self.weights, made)  # type: ignore[no-any-return]
         if lengths is not None or (made and how is None):
             return None
@@ -285,7 +288,7 @@ def prepare(
         live: Whether the plan follows the weights at every call, so that no change is missed.
     """
     used = [w for cell in cells for w in cell]
-    device = next(w.device for w in used if w is not None)
+    device = cells[0][0].device  # type: ignore[union-attr]
     # results of a captured graph exist only after it has run
     guard = None if capturing(device) else guard_of(own, used, device)
     contents = None if guard is None or live else executor_of(device).contents_of(guard.weights)

@@ -187,6 +187,22 @@ class PreparedCallCPU(PreparedCall):
         self, calls: CPUCalls, guard: WeightGuard, torch: tuple[Any, ...], dtype: dtype | None, /
     ) -> None: ...
 
+class PreparedStepCPU(PreparedCheck):
+    """Calls on the CPU that update the numbers that follow weights, and keep what a backward needs.
+
+    `update` updates the numbers. Without a dtype, results have that of the input.
+    """
+
+    def __init__(
+        self,
+        calls: CPUCalls,
+        guard: WeightGuard,
+        torch: tuple[Any, ...],
+        dtype: dtype | None,
+        update: Callable[[], None],
+        /,
+    ) -> None: ...
+
 class PreparedCallGPU(PreparedCall):
     """A prepared call on a GPU.
 

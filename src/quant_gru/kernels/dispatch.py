@@ -58,12 +58,20 @@ class Executor:
         """
         return None
 
-    def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
+    def prepared_step(
+        self,
+        plan: GRUPlan,
+        guard: _native.WeightGuard,
+        dtype: torch.dtype | None,
+        update: Callable[[], None] | None,
+    ) -> PreparedStep | None:
         """Return native checks of calls of a plan that follows its weights; None if there are none.
 
         Args:
             plan: The plan.
             guard: The guard of the weights.
+            dtype: The dtype of the results; None for the dtype of the input.
+            update: Updates the numbers that follow the weights, on a CPU; None if it is not native.
         """
         return None
 
@@ -257,8 +265,16 @@ class CPU(Executor):
         """See `Executor`."""
         return cpu.stack_of(plan)
 
-    def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
+    def prepared_step(
+        self,
+        plan: GRUPlan,
+        guard: _native.WeightGuard,
+        dtype: torch.dtype | None,
+        update: Callable[[], None] | None,
+    ) -> PreparedStep | None:
         """See `Executor`."""
+        if update is not None and (stack := cpu.stack_of(plan)) is not None:
+            return stack.prepared_step(guard, dtype, update), None
         if not _is_native():
             return None
         cell, count = plan.cells[0][0], sum(map(len, plan.cells))
@@ -344,7 +360,13 @@ class CUDA(Executor):
         """See `Executor`."""
         return None if plan.is_far else cuda_stack.stack_of(plan)
 
-    def prepared_step(self, plan: GRUPlan, guard: _native.WeightGuard) -> PreparedStep | None:
+    def prepared_step(
+        self,
+        plan: GRUPlan,
+        guard: _native.WeightGuard,
+        dtype: torch.dtype | None,
+        update: Callable[[], None] | None,
+    ) -> PreparedStep | None:
         """See `Executor`."""
         stack = self.stack_of(plan)
         return None if stack is None else (stack.prepared_step(guard), stack.prepare_step)

@@ -123,8 +123,8 @@ class LiveWeights:
             return None
         if machine is not None or available(device):
             return OnGPU(self.qparams, self.frozen, self.part, machine)
-        if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
-            return OnCPU(self.qparams, self.frozen, self.part)
+        if device.type == "cpu" and (variant := cpu.chosen()) != cpu.REFERENCE:
+            return OnCPU(self.qparams, self.frozen, self.part, variant)
         return None
 
     def writes(self, *weights: Tensor | None) -> bool:
@@ -416,10 +416,6 @@ def _empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> W
 
     containers = {n: container_dtype(*code_limits(n, signed=True)) for n in {*bits.values()}}
 
-    def codes(name: str) -> Tensor:
-        dtype = containers[bits[name]]
-        return torch.zeros(sizes.get(name, (rows,)), dtype=dtype, device=device)
-
     integers = partial(torch.zeros, rows, dtype=torch.int64, device=device)
 
     def product(name: str, operand: Quantizer, result: str) -> tuple[WeightedSum, int]:
@@ -429,7 +425,10 @@ def _empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> W
 
     Wx, bound_Wx = product("weight.W", q["input.x"], "matmul.Wx")
     Rh, bound_Rh = product("weight.R", q["output.h"], "matmul.Rh")
-    W_codes, R_codes, bw, br = map(codes, WEIGHTS)
+    W_codes, R_codes, bw, br = [
+        torch.zeros(sizes.get(name, (rows,)), dtype=containers[bits[name]], device=device)
+        for name in WEIGHTS
+    ]
     return WeightPart(
         W_codes,
         R_codes,

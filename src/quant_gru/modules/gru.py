@@ -990,6 +990,7 @@ class QuantGRU(torch.nn.GRU):
                 self._stash_bits,
                 self._state.cells if self._log2_scales else [],
                 self._state.plan_again(),
+                prepared.live,
             )
         return how
 

@@ -78,16 +78,18 @@ def sum_of(
 def _high(M: int, k: int, factors: tuple[int, int], zero: int) -> tuple[int, int, int] | None:
     """Return multipliers of both factors and a shift beyond 32; None if they do not fit 32 bits."""
     need = max(0, 33 - k)
-    room = [(_WORD - 1) // (m * V) for m, V in zip((M, 1), factors, strict=True) if m * V]
-    if len(room) < 2 or min(room) < 1:
+    k += need
+    high = (M * factors[0] * factors[1] << need) >> 32
+    if k > 60 or high + 1 + (1 << (k - 33)) + (abs(zero) << (k - 32)) >= _WORD:
         return None
-    second = min(need, room[1].bit_length() - 1)
-    first, k = need - second, k + need
-    if first > room[0].bit_length() - 1 or k > 60:
-        return None
-    product = (M << first) * factors[0] * (factors[1] << second)
-    fits = (product >> 32) + 1 + (1 << (k - 33)) + (abs(zero) << (k - 32)) < _WORD
-    return (M << first, 1 << second, k) if fits else None
+    for Ms in ((M, 1), (1, M)):
+        room = [(_WORD - 1) // (m * V) for m, V in zip(Ms, factors, strict=True) if m * V]
+        if len(room) < 2 or min(room) < 1:
+            continue
+        second = min(need, room[1].bit_length() - 1)
+        if need - second < room[0].bit_length():
+            return Ms[0] << (need - second), Ms[1] << second, k
+    return None
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,11 @@ NB_MODULE(_native, m) {
         .def(nb::init<CPUCalls &, const WeightGuard &, const nb::tuple &, const nb::object &>(),
              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg().none());
+    nb::class_<PreparedStepCPU, PreparedCheck>(m, "PreparedStepCPU")
+        .def(nb::init<CPUCalls &, const WeightGuard &, const nb::tuple &, const nb::object &,
+                      nb::object>(),
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg().none(), nb::arg());
     nb::class_<PreparedCallGPU, PreparedCall>(m, "PreparedCallGPU")
         .def("__init__", &make_prepared_gpu, nb::keep_alive<1, 3>())
         .def("add", &PreparedCallGPU::add);

@@ -136,6 +136,21 @@ nb::object PreparedCallCPU::start(const Call::Given &given) {
     return calls_.run(given, results_.value_or(given.x_view.kind), false);
 }
 
+PreparedStepCPU::PreparedStepCPU(CPUCalls &calls, const WeightGuard &guard, const nb::tuple &torch,
+                                 const nb::object &dtype, nb::object update)
+    : PreparedCheck(sizes_of(calls.stack()), guard, torch),
+      calls_(calls),
+      results_(calls.makers().kind_of(dtype)),
+      update_(std::move(update)) {}
+
+nb::object PreparedStepCPU::start(const Call::Given &given) {
+    const bool differentiable = wants_gradient(given);
+    if (given.lengths || !calls_.is_chosen()) return nb::bool_(differentiable);
+    call(update_);
+    nb::object found = calls_.run(given, results_.value_or(given.x_view.kind), differentiable);
+    return found.ptr() == Py_NotImplemented ? nb::object(nb::bool_(differentiable)) : found;
+}
+
 PreparedCallGPU::PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard,
                                  const nb::tuple &torch, int64_t most)
     : PreparedCall(sizes, guard, torch),

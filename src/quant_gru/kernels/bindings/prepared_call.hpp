@@ -126,6 +126,24 @@ class PreparedCallCPU : public PreparedCall {
     std::optional<Float> results_;
 };
 
+// Calls on the CPU that read the current weights. `run` returns what PreparedCheck returns if the
+// caller has to run the call.
+class PreparedStepCPU : public PreparedCheck {
+ public:
+    // torch, dtype: as for PreparedCallCPU. update() rewrites the numbers that follow the weights.
+    PreparedStepCPU(CPUCalls &calls, const WeightGuard &guard, const nanobind::tuple &torch,
+                    const nanobind::object &dtype, nanobind::object update);
+
+ protected:
+    // Returns output and last states; for a differentiable call also what a backward needs.
+    nanobind::object start(const Call::Given &given) override;
+
+ private:
+    CPUCalls &calls_;
+    std::optional<Float> results_;
+    nanobind::object update_;
+};
+
 // Calls on a GPU: prepared launches for each size run them.
 class PreparedCallGPU : public PreparedCall {
  public:

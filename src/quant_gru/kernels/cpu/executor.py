@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -276,6 +277,22 @@ class Stack:
         """
         functions = (Tensor, torch.is_grad_enabled)
         return _native.PreparedCallCPU(self.calls, guard, functions, dtype)
+
+    def prepared_step(
+        self,
+        guard: _native.WeightGuard,
+        dtype: torch.dtype | None,
+        update: Callable[[], None],
+    ) -> _native.PreparedStepCPU:
+        """Return an object that runs calls in native code after an update of the weights.
+
+        Args:
+            guard: The guard of all weights of the module, which the plan follows.
+            dtype: The dtype of the results; None for the dtype of the input.
+            update: Updates the numbers that follow the weights.
+        """
+        functions = (Tensor, torch.is_grad_enabled)
+        return _native.PreparedStepCPU(self.calls, guard, functions, dtype, update)
 
     def prepare(self, call: Any, *given: Any) -> None:
         """Do nothing: only a GPU prepares the calls that `run` has run."""

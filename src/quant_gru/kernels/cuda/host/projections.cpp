@@ -169,7 +169,9 @@ Place project_from_codes(Launches &to, Cell &cell, const RecurrenceShape &shape,
     const QuantizerNumbers &x = cell.numbers().x;
     const int64_t rows = to.T * to.N, padded = padded_features(std::max<int64_t>(cell.C(), 1));
     Place bytes = codes;
-    if (x.container() != Container::i8 || padded != cell.C() || !codes.is_aligned()) {
+    // unsigned codes of 7 bits and fewer are in int8 as well, but lack the offset
+    const bool are_bytes = x.container() == Container::i8 && cell.x_offset() == 0;
+    if (!are_bytes || padded != cell.C() || !codes.is_aligned()) {
         bytes = to.reserve(cell.x_planes() * rows * padded);
         to.split_codes(x, codes, rows, cell.C(), bytes);
     }

@@ -164,8 +164,8 @@ class IntegerCell:
         parts, kinds, sizes = [x, h0], [self.plan.x, self.plan.h], [C, H]
         N = static_size(x, 1)
         one = next((one for one in map(_scale_of_one, kinds) if one is not None), None)
-        if N is not None and one is not None and self.state_type == "FLOAT":
-            # the bias is a row of the matrix: in float64 that gains nothing
+        if N is not None and one is not None:
+            # the bias is a row of the matrix
             parts.append(b.op("Expand", b.float32(1), b.int64([1, N, 1])))
             kinds, sizes = [*kinds, one], [*sizes, 1]
         both = b.op("Concat", *parts, axis=-1)
@@ -192,10 +192,8 @@ class IntegerCell:
         """
         H, dtype = self.plan.hidden_size, self.state_type
         kept = Product.identity(self.plan.h, H, self._input.rule)
-        # update gate, reset gate and, where a table gives 1 less the update gate, that once more:
-        # in float64 the larger product costs what the operator saved
-        listed = joins([self.plan.frozen.tables[f"gate.{gate}_out"] for gate in "zr"])
-        twice = listed and dtype == "FLOAT"
+        # update gate, reset gate and, where a table gives 1 less the update gate, that once more
+        twice = joins([self.plan.frozen.tables[f"gate.{gate}_out"] for gate in "zr"])
         # the state is in front of the candidate's product: one operator multiplies both with gates
         recurrent = Product.stacked([self._recurrent, kept])
         recurrent = recurrent.rows(np.r_[0 : 2 * H, 3 * H : 4 * H, 2 * H : 3 * H])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -139,7 +139,7 @@ class IntegerCell:
         return [(gates, dtype, 2 * H), (candidate, dtype, H)]
 
     def _halves(self, b: Builder, v: Value) -> Sequence[Value]:
-        """Return the first two of three parts of a product side by side, and the last."""
+        """Return update and reset gate side by side, and the candidate, of a product."""
         H = self.plan.hidden_size
         return b.ops("Split", 2, v, b.int64([2 * H, H]), axis=-1)
 
@@ -192,8 +192,6 @@ class IntegerCell:
         """
         H, dtype = self.plan.hidden_size, self.state_type
         kept = Product.identity(self.plan.h, H, self._input.rule)
-        # update gate, reset gate and, where a table gives 1 less the update gate, that once more
-        twice = joins([self.plan.frozen.tables[f"gate.{gate}_out"] for gate in "zr"])
         # the state is in front of the candidate's product: one operator multiplies both with gates
         recurrent = Product.stacked([self._recurrent, kept])
         recurrent = recurrent.rows(np.r_[0 : 2 * H, 3 * H : 4 * H, 2 * H : 3 * H])
@@ -202,12 +200,9 @@ class IntegerCell:
             return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
         # starting an operator costs more than the zeros between small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
-        if twice:
-            product = product.arranged([H, H, H, H, H, 2 * H], [0, 1, 0, 2, 3, 4, 3, 5])
         product = replace(product, last_is_one=last_is_one)
-        found, units = product(b, both, dtype), self._units_of_sums(twice)
-        gates = 3 * H if twice else 2 * H
-        sizes = [gates, H, gates, 2 * H]
+        found, units = product(b, both, dtype), self._units_of_sums()
+        sizes = [2 * H, H, 2 * H, 2 * H]
         factor = np.concatenate(
             [np.broadcast_to(unit, size) for unit, size in zip(units, sizes, strict=True)]
         )
@@ -216,12 +211,12 @@ class IntegerCell:
             Term((part,), self._bounds["gate.z_pre"][i // 2], unit)
             for i, (part, unit) in enumerate(zip(parts, units, strict=False))
         ]
-        return h, self._step(b, terms[:2], terms[2], sides, twice)
+        return h, self._step(b, terms[:2], terms[2], sides)
 
-    def _units_of_sums(self, twice: bool) -> list[NDArray[np.float64]]:
+    def _units_of_sums(self) -> list[NDArray[np.float64]]:
         """Return the multipliers of both products' gates and candidates, 1 where 64 bits add."""
-        one = np.array(1.0)
-        gates = self._beside(self._rules, twice)
+        H, one = self.plan.hidden_size, np.array(1.0)
+        gates = beside([self._rules[f"gate.{gate}_pre"] for gate in "zr"], [H, H])
         candidate = self._rules["gate.g_pre"]
         z = gates.fits(self._bounds["gate.z_pre"], self.state_type)
         g = candidate.fits(self._bounds["gate.g_pre"], self.state_type)
@@ -232,11 +227,6 @@ class IntegerCell:
             one,
         ]
 
-    def _beside(self, rules: Mapping[str, Rule], twice: bool) -> Rule:
-        """Return the rule of update and reset gate side by side, the first once more if `twice`."""
-        found = [rules[f"gate.{gate}_pre"] for gate in ("zrz" if twice else "zr")]
-        return beside(found, [self.plan.hidden_size] * len(found))
-
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
         """Return the state after a step, from the projected input and the state before."""
         most = self._bounds["gate.z_pre"]
@@ -245,14 +235,7 @@ class IntegerCell:
         sides = b.op("Concat", h, candidate, axis=-1)
         return self._step(b, Wx, Term((gates,), most[1]), sides)
 
-    def _step(
-        self,
-        b: Builder,
-        Wx: Sequence[Term],
-        Rh_gates: Term,
-        sides: Value,
-        twice: bool = False,
-    ) -> Value:
+    def _step(self, b: Builder, Wx: Sequence[Term], Rh_gates: Term, sides: Value) -> Value:
         """Return the state after a step.
 
         Args:
@@ -260,7 +243,6 @@ class IntegerCell:
             Wx: The input's product, gates and candidate.
             Rh_gates: The state's product, gates.
             sides: The state and the candidate of its product side by side (N, 2H).
-            twice: Whether the gates have the update gate once more, behind the others.
         """
         plan, dtype, q = self.plan, self.state_type, self.plan.frozen.quantizers
 
@@ -269,17 +251,13 @@ class IntegerCell:
             return Term((weighted_sum(b, name, rule, terms, dtype),), q[name].max_abs)
 
         Wx_gates, Wx_g = Wx
-        gates, rest = self._gates(b, Wx_gates, Rh_gates, twice), None
-        if twice:
-            gates, rest = self._halves(b, gates)
-        z, old, rRh = self._products(b, gates, sides)
+        z, old, rRh = self._products(b, self._gates(b, Wx_gates, Rh_gates), sides)
         pre = total("gate.g_pre", Wx_g, rRh)
         g = Term(
             (self._look_up(b, ["g"], pre.factors[0]),), q["gate.g_out"].max_abs, self._units["g"]
         )
-        if rest is None:
-            rest = b.op("Sub", number(b, plan.frozen.one * z.unit, dtype), *z.factors)
-        one_minus_z = Term((rest,), plan.frozen.one_minus_z, z.unit)
+        one = number(b, plan.frozen.one * z.unit, dtype)
+        one_minus_z = Term((b.op("Sub", one, *z.factors),), plan.frozen.one_minus_z, z.unit)
         new = self._product(b, "op.new_contrib", one_minus_z.times(g))
         after = total("output.h", old, new)
         if plan.frozen.zoneout is None:
@@ -328,14 +306,14 @@ class IntegerCell:
         v = weighted_sum(b, name, self._rules[name], [both], self.state_type)
         return Term((v,), self.plan.frozen.quantizers[name].max_abs)
 
-    def _gates(self, b: Builder, Wx: Term, Rh: Term, twice: bool) -> Value:
-        """Return update, reset gate, and 1 less the update gate if `twice`, in `_units`."""
-        dtype, both = self.state_type, ("z", "r")
-        rule = self._beside({f"gate.{gate}_pre": self._limited(gate) for gate in both}, twice)
+    def _gates(self, b: Builder, Wx: Term, Rh: Term) -> Value:
+        """Return update and reset gate side by side, in `_units`."""
+        H, dtype, both = self.plan.hidden_size, self.state_type, ("z", "r")
+        rule = beside([self._limited(gate) for gate in both], [H, H])
         v = weighted_sum(b, "gate.z_pre", rule, (Wx, Rh), dtype)
         tables = [self.plan.frozen.tables[f"gate.{gate}_out"] for gate in both]
         if joins(tables):
-            return self._look_up(b, both, v, self.plan.frozen.one if twice else None)
+            return self._look_up(b, both, v)
         parts = zip(both, _halves(b, v), strict=True)
         return b.op("Concat", *(self._look_up(b, [gate], part) for gate, part in parts), axis=-1)
 
@@ -347,7 +325,7 @@ class IntegerCell:
         table, pre = frozen.tables[f"gate.{gate}_out"], frozen.quantizers[f"gate.{gate}_pre"]
         return self._rules[f"gate.{gate}_pre"].limited(*limits(table, pre))
 
-    def _look_up(self, b: Builder, gates: Sequence[str], v: Value, one: int | None = None) -> Value:
+    def _look_up(self, b: Builder, gates: Sequence[str], v: Value) -> Value:
         frozen = self.plan.frozen
         return look_up(
             b,
@@ -359,7 +337,6 @@ class IntegerCell:
             self.plan.hidden_size,
             [self._units[gate] for gate in gates],
             [self._sums[gate] for gate in gates if gate in self._sums],
-            one,
         )
 
     def collect(self, b: Builder, h: Value) -> Value:

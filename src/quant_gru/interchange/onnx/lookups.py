@@ -59,7 +59,6 @@ def look_up(
     size: int,
     units: Sequence[float] = (),
     sums: Sequence[Sums] = (),
-    one: int | None = None,
 ) -> Value:
     """Return outputs of tables less their zero points.
 
@@ -73,12 +72,10 @@ def look_up(
         size: See `v`.
         units: What the output of each table is multiplied by, if `is_listed`.
         sums: What each table gives for sums, if `v` are sums.
-        one: If given, `v` has `size` more values; of these, `one` less the output of the first
-            table is returned. The tables must be such that `joins`.
     """
     if joins(tables):
         units = units or [1.0] * len(tables)
-        return _gather(b, tables, pres, v, dtype, size, units, sums or [None] * len(tables), one)
+        return _gather(b, tables, pres, v, dtype, size, units, sums or [None] * len(tables))
     (wide,), (table,), (pre,) = converted(b, [v], dtype, "DOUBLE"), tables, pres
     return converted(b, [_piecewise(b, name, table, pre, wide)], "DOUBLE", dtype)[0]
 
@@ -97,7 +94,6 @@ def _gather(
     size: int,
     units: Sequence[float],
     sums: Sequence[Sums | None],
-    one: int | None,
 ) -> Value:
     """Take entries from a list of all codes; tables that are the same are listed once."""
     codes = [outputs(t) if of is None else of.outputs for t, of in zip(tables, sums, strict=True)]
@@ -108,9 +104,6 @@ def _gather(
     parts = [None if any(sums) else _segments(tables[i]) for i in chosen]
     if are_alike(parts):
         every, entries = lists_of_segments(b, parts, [units[i] for i in chosen], dtype)
-        count, first_list = entries * len(parts), every
-        if len(parts) > 1:
-            first_list = b.op("Slice", every, b.int64([0]), b.int64([entries]))
         places = {keys[i]: entries * place for place, i in enumerate(chosen)}
     else:
         lists, count = [], 0
@@ -122,16 +115,11 @@ def _gather(
             places[keys[i]] = count
             count += entries
         every = lists[0] if len(lists) == 1 else b.op("Concat", *lists, axis=0)
-        first_list = lists[0]
     starts = [
         int(table.bounds[0]) - pre.zero_point if of is None else of.first
         for table, pre, of in zip(tables, pres, sums, strict=True)
     ]
     offsets = [float(places[key] - start) for key, start in zip(keys, starts, strict=True)]
-    if one is not None:
-        rest = b.op("Sub", number(b, one * units[0], dtype), first_list)
-        every = b.op("Concat", every, rest, axis=0)
-        offsets.append(float(count - starts[0]))
     same = all(offset == offsets[0] for offset in offsets)
     added = np.array(offsets[0]) if same else np.repeat(offsets, size)
     place = b.op("Add", v, number(b, added, dtype)) if np.any(added) else v

@@ -44,8 +44,6 @@ class Product:
         bias: Bias in accumulator units (rows,), Python integers.
         bounds: The largest magnitude of each accumulator (rows,), Python integers.
         rule: Multipliers and shifts (rows,), and limits.
-        parts: Sizes of parts of the blocks' rows, and in which order the results have them, some
-            more than once; a file has each part once. None for the rows as they are.
         last_is_one: Whether a last operand of one value is 1, so that the bias is its weights.
     """
 
@@ -54,7 +52,6 @@ class Product:
     bias: Objects
     bounds: Objects
     rule: Rule
-    parts: tuple[Sequence[int], Sequence[int]] | None = None
     last_is_one: bool = False
 
     @classmethod
@@ -105,21 +102,19 @@ class Product:
 
     def rows(self, order: NDArray[np.int64]) -> Product:
         """Return the product of one operand with its results in another order."""
-        return replace(self._taken(order), blocks=(self.blocks[0][order],))
-
-    def arranged(self, sizes: Sequence[int], order: Sequence[int]) -> Product:
-        """Return the product with its results in parts of `sizes`, in an order that may repeat."""
-        return replace(self._taken(_places(sizes, order)), parts=(sizes, order))
-
-    def _taken(self, order: NDArray[np.int64]) -> Product:
-        """Return the product with bias, bounds and rule in another order."""
 
         def taken(values: Any) -> Any:
             return values if values.ndim == 0 else values[order]
 
         k, lo, hi = map(taken, (self.rule.k, self.rule.lo, self.rule.hi))
         rule = Rule(tuple(map(taken, self.rule.Ms)), k, lo, hi, self.rule.rounding)
-        return replace(self, bias=self.bias[order], bounds=self.bounds[order], rule=rule)
+        return replace(
+            self,
+            blocks=(self.blocks[0][order],),
+            bias=self.bias[order],
+            bounds=self.bounds[order],
+            rule=rule,
+        )
 
     @classmethod
     def beside(cls, products: Sequence[Product]) -> Product:
@@ -197,16 +192,9 @@ class Product:
 
     def _matrix(self, b: Builder, wide: str) -> Value:
         """Return the matrix (K, rows), with the bias if `last_is_one`."""
-        matrix, bias = self._weights(b, wide), self.bias
-        if self.last_is_one:
-            if self.parts is not None:
-                bias = bias[np.unique(_places(*self.parts), return_index=True)[1]]
-            matrix = b.op("Concat", matrix, stored(b, bias[None], wide), axis=0)
-        if self.parts is None:
-            return matrix
-        sizes, order = self.parts
-        parts = b.ops("Split", len(sizes), matrix, b.int64(sizes), axis=1)
-        return b.op("Concat", *(parts[i] for i in order), axis=1)
+        if not self.last_is_one:
+            return self._weights(b, wide)
+        return b.op("Concat", self._weights(b, wide), stored(b, self.bias[None], wide), axis=0)
 
     def _weights(self, b: Builder, wide: str) -> Value:
         """Return the weights (K, rows); a file has no zeros between their blocks."""
@@ -223,9 +211,3 @@ class Product:
             columns.append(b.op("Pad", stored(b, block.T, wide), pads))
             start += block.shape[1]
         return b.op("Concat", *columns, axis=1)
-
-
-def _places(sizes: Sequence[int], order: Sequence[int]) -> NDArray[np.int64]:
-    """Return the places of values in parts of `sizes`, in an order of the parts."""
-    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    return np.concatenate([parts[i] for i in order])

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
@@ -19,9 +18,12 @@ from quant_gru.interchange.onnx.exact import (
     Rule,
     Term,
     beside,
+    clipped,
     number,
+    rounded_quotient,
     rule_of,
     scaled,
+    stored,
     weighted_sum,
 )
 from quant_gru.interchange.onnx.lookups import (
@@ -29,8 +31,10 @@ from quant_gru.interchange.onnx.lookups import (
     is_listed,
     joins,
     limits,
+    listed,
     look_up,
     of_sums,
+    places,
 )
 from quant_gru.interchange.onnx.products import Product
 
@@ -65,6 +69,7 @@ class IntegerCell:
         self._sums = self._sums_of_gates()
         self._rules |= {f"gate.{gate}_pre": sums.rule for gate, sums in self._sums.items()}
         self._units = self._units_of_gates()
+        self._is_joint = self._find_joint()
 
     def _sums_of_gates(self) -> dict[str, Sums]:
         """Return what tables give for sums that are not rounded: of both gates, or of neither."""
@@ -164,8 +169,8 @@ class IntegerCell:
         parts, kinds, sizes = [x, h0], [self.plan.x, self.plan.h], [C, H]
         N = static_size(x, 1)
         one = next((one for one in map(_scale_of_one, kinds) if one is not None), None)
-        if N is not None and one is not None:
-            # the bias is a row of the matrix
+        if N is not None and one is not None and self.state_type == "FLOAT":
+            # the bias is a row of the matrix: in float64 that gains nothing
             parts.append(b.op("Expand", b.float32(1), b.int64([1, N, 1])))
             kinds, sizes = [*kinds, one], [*sizes, 1]
         both = b.op("Concat", *parts, axis=-1)
@@ -192,40 +197,116 @@ class IntegerCell:
         """
         H, dtype = self.plan.hidden_size, self.state_type
         kept = Product.identity(self.plan.h, H, self._input.rule)
-        # the state is in front of the candidate's product: one operator multiplies both with gates
-        recurrent = Product.stacked([self._recurrent, kept])
-        recurrent = recurrent.rows(np.r_[0 : 2 * H, 3 * H : 4 * H, 2 * H : 3 * H])
-        product = Product.beside([self._input, recurrent])
-        if product.size > _JOINT:
+        product = Product.beside([self._input, Product.stacked([self._recurrent, kept])])
+        if not self._is_joint or product.size + (7 * H) ** 2 > _JOINT:
             return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
         # starting an operator costs more than the zeros between small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
         product = replace(product, last_is_one=last_is_one)
-        found, units = product(b, both, dtype), self._units_of_sums()
-        sizes = [2 * H, H, 2 * H, 2 * H]
-        factor = np.concatenate(
-            [np.broadcast_to(unit, size) for unit, size in zip(units, sizes, strict=True)]
-        )
-        *parts, sides = b.ops("Split", 4, scaled(b, found, factor, dtype), b.int64(sizes), axis=-1)
-        terms = [
-            Term((part,), self._bounds["gate.z_pre"][i // 2], unit)
-            for i, (part, unit) in enumerate(zip(parts, units, strict=False))
-        ]
-        return h, self._step(b, terms[:2], terms[2], sides)
+        return h, self._joint_step(b, product(b, both, dtype), h)
 
-    def _units_of_sums(self) -> list[NDArray[np.float64]]:
-        """Return the multipliers of both products' gates and candidates, 1 where 64 bits add."""
-        H, one = self.plan.hidden_size, np.array(1.0)
-        gates = beside([self._rules[f"gate.{gate}_pre"] for gate in "zr"], [H, H])
-        candidate = self._rules["gate.g_pre"]
-        z = gates.fits(self._bounds["gate.z_pre"], self.state_type)
-        g = candidate.fits(self._bounds["gate.g_pre"], self.state_type)
-        return [
-            gates.factor(0) if z else one,
-            candidate.factor(0) if g else one,
-            gates.factor(1) if z else one,
+    def _find_joint(self) -> bool:
+        """Return whether one matrix makes the sums of all gates, and one product all others."""
+        frozen, dtype = self.plan.frozen, self.state_type
+        names = [f"gate.{gate}_pre" for gate in "zrg"]
+        products = [name in self._rules for name in ("op.old_contrib", "op.rRh")]
+        names += ["op.old_contrib", "op.rRh"] if all(products) else []
+        return (
+            all(map(is_listed, frozen.tables.values()))
+            and all(products) == any(products)
+            and all(self._rules[name].fits(self._bounds[name], dtype) for name in names)
+            and all(
+                max(self._bounds[name]) < LIMITS[dtype] for name in ("op.old_contrib", "op.rRh")
+            )
+        )
+
+    def _joint_step(self, b: Builder, found: Value, h: Value) -> Value:
+        """Return the state after a step, in the fewest operators.
+
+        Args:
+            b: The builder.
+            found: The products of input and state, the state, and a 1 side by side (.., 7H + 1).
+            h: The state.
+        """
+        H, dtype, q = self.plan.hidden_size, self.state_type, self.plan.frozen.quantizers
+        entries, offsets = self._listed(b, "zr", self.plan.frozen.one)
+        listed_g, of_g = self._listed(b, "g")
+        starts = [offsets if "z" in self._sums else [0] * 3, of_g if "g" in self._sums else [0]]
+        v = b.op("MatMul", found, self._sums_beside(b, *starts))
+        gates, sides, Wx_g = b.ops("Split", 3, v, b.int64([3 * H, 3 * H, H]), axis=-1)
+        if "z" not in self._sums:
+            rule = beside([self._limited(gate) for gate in "zrz"], [H] * 3)
+            gates = rounded_quotient(b, gates, rule, dtype)
+            gates = clipped(b, gates, rule.lo, rule.hi, dtype)
+        moved_by = [end - start for end, start in zip(offsets, starts[0], strict=True)]
+        gates = b.op("Gather", entries, places(b, gates, moved_by, H, dtype), axis=0)
+        v = b.op("Mul", gates, sides)
+        names, units = ("op.old_contrib", "op.rRh"), [self._units[gate] for gate in "zr"]
+        rules = [self._rules[name] for name in names if name in self._rules]
+        if rules:
+            kept = Rule((np.array(1, object),), np.array(0), rules[0].lo, rules[0].hi)
+            rule = beside([*rules, kept], [H] * 3)
+            factor = rule.factor(0) / np.repeat([*units, 1.0], H)
+            v = rounded_quotient(b, scaled(b, v, factor, dtype), rule, dtype)
+        *parts, rest = b.ops("Split", 3, v, axis=-1, num_outputs=3)
+        terms = []
+        for name, part, unit in zip(names, parts, units, strict=True):
+            if rules:
+                part = clipped(b, part, self._rules[name].lo, self._rules[name].hi, dtype)
+                terms.append(Term((part,), q[name].max_abs))
+            else:
+                terms.append(Term((part,), self._bounds[name][0], unit))
+        old, rRh = terms
+        rule, bound = self._limited("g"), self._bounds["gate.g_pre"][0]
+        terms = [Term((Wx_g,), bound, rule.factor(0)), rRh]
+        pre = weighted_sum(b, "gate.g_pre", rule, terms, dtype)
+        moved_by = [end - start for end, start in zip(of_g, starts[1], strict=True)]
+        g = b.op("Gather", listed_g, places(b, pre, moved_by, H, dtype), axis=0)
+        unit = self._units["z"] * self._units["g"]
+        both = Term((rest,), self.plan.frozen.one_minus_z).times(
+            Term((g,), q["gate.g_out"].max_abs, unit)
+        )
+        return self._state(b, old, self._product(b, "op.new_contrib", both), h)
+
+    def _listed(
+        self, b: Builder, gates: str, one: int | None = None
+    ) -> tuple[Value, Sequence[int]]:
+        """Return `lookups.listed` of gates, the candidate in the unit of its product."""
+        frozen, unit = self.plan.frozen, self._units["z"]
+        return listed(
+            b,
+            [frozen.tables[f"gate.{gate}_out"] for gate in gates],
+            [frozen.quantizers[f"gate.{gate}_pre"] for gate in gates],
+            self.state_type,
+            [self._units[gate] * (unit if gate == "g" else 1) for gate in gates],
+            [self._sums[gate] for gate in gates if gate in self._sums],
             one,
-        ]
+        )
+
+    def _sums_beside(self, b: Builder, gates: Sequence[int], candidate: Sequence[int]) -> Value:
+        """Return the matrix (7H + 1, 7H) of sums that a step needs side by side.
+
+        They are those of update gate, reset gate and update gate; the state, the candidate of its
+        product and a 1, which gates are multiplied with; and the input's part of the candidate.
+
+        Args:
+            b: The builder.
+            gates: What is added to the first three.
+            candidate: What is added to the last.
+        """
+        H, dtype = self.plan.hidden_size, self.state_type
+        (z, of_z), (r, of_r), (g, _) = (
+            [rule.factor(0), rule.factor(1)]
+            for rule in (self._rules[f"gate.{gate}_pre"] for gate in "zrg")
+        )
+        factors = np.zeros((7, 7))
+        factors[[0, 3, 1, 4, 0, 3], [0, 0, 1, 1, 2, 2]] = (z, of_z, r, of_r, z, of_z)
+        factors[[6, 5, 2], [3, 4, 6]] = (1, 1, g)
+        unit = stored(b, np.eye(H, dtype=np.int64)[None, :, None], dtype)
+        matrix = b.op("Mul", number(b, factors[:, None, :, None], dtype), unit)
+        matrix = b.op("Reshape", matrix, b.int64([7 * H, 7 * H]))
+        added = np.repeat([*gates, 0, 0, 1, *candidate], H)
+        return b.op("Concat", matrix, number(b, added[None], dtype), axis=0)
 
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
         """Return the state after a step, from the projected input and the state before."""
@@ -259,11 +340,18 @@ class IntegerCell:
         one = number(b, plan.frozen.one * z.unit, dtype)
         one_minus_z = Term((b.op("Sub", one, *z.factors),), plan.frozen.one_minus_z, z.unit)
         new = self._product(b, "op.new_contrib", one_minus_z.times(g))
-        after = total("output.h", old, new)
-        if plan.frozen.zoneout is None:
-            return after.factors[0]
-        state = Term((_halves(b, sides)[0],), q["output.h"].max_abs)
-        return weighted_sum(b, "output.h", self._rules["zoneout"], (state, after), dtype)
+        return self._state(
+            b, old, new, None if plan.frozen.zoneout is None else _halves(b, sides)[0]
+        )
+
+    def _state(self, b: Builder, old: Term, new: Term, h: Value | None) -> Value:
+        """Return the state after a step from its two terms and, for zoneout, the one before."""
+        rule, zoneout, dtype = self._rules["output.h"], self.plan.frozen.zoneout, self.state_type
+        after = weighted_sum(b, "output.h", rule, (old, new), dtype)
+        if zoneout is None or h is None:
+            return after
+        terms = [Term((v,), self.plan.h.max_abs) for v in (h, after)]
+        return weighted_sum(b, "output.h", self._rules["zoneout"], terms, dtype)
 
     def _products(self, b: Builder, gates: Value, sides: Value) -> tuple[Term, Term, Term]:
         """Return the update gate, its product with the state, and the reset gate's product.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,40 +80,22 @@ class Product:
 
     @classmethod
     def identity(cls, h: Quantizer, size: int, like: Rule) -> Product:
-        """Return the product that gives a state (.., size) as it is.
+        """Return the product that gives a state (.., size) as it is, and a 1 behind it.
 
         Args:
             h: The quantizer of the state.
             size: Units.
             like: A rule whose limits are taken if they hold all codes, so that one Clip does.
         """
-        ends = [np.array(end - h.zero_point, np.float64) for end in (h.lo, h.hi)]
+        least, most = min(h.lo - h.zero_point, 1), max(h.hi - h.zero_point, 1)
+        ends = [np.array(end, np.float64) for end in (least, most)]
         if np.all(like.lo <= ends[0]) and np.all(like.hi >= ends[1]):
             ends = [like.lo, like.hi]
         rule = Rule((np.array(1, object),), np.array(0), ends[0], ends[1], like.rounding)
-        return cls(
-            "output.h",
-            (np.eye(size, dtype=np.int64),),
-            np.zeros(size, object),
-            np.full(size, h.max_abs, object),
-            rule,
-        )
-
-    def rows(self, order: NDArray[np.int64]) -> Product:
-        """Return the product of one operand with its results in another order."""
-
-        def taken(values: Any) -> Any:
-            return values if values.ndim == 0 else values[order]
-
-        k, lo, hi = map(taken, (self.rule.k, self.rule.lo, self.rule.hi))
-        rule = Rule(tuple(map(taken, self.rule.Ms)), k, lo, hi, self.rule.rounding)
-        return replace(
-            self,
-            blocks=(self.blocks[0][order],),
-            bias=self.bias[order],
-            bounds=self.bounds[order],
-            rule=rule,
-        )
+        one = np.eye(size + 1, dtype=object)[-1]
+        bounds = np.full(size + 1, h.max_abs, object)
+        bounds[-1] = 1
+        return cls("output.h", (np.eye(size + 1, size, dtype=np.int64),), one, bounds, rule)
 
     @classmethod
     def beside(cls, products: Sequence[Product]) -> Product:

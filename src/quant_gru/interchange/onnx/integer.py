@@ -39,6 +39,7 @@ from quant_gru.interchange.onnx.lookups import (
 from quant_gru.interchange.onnx.products import Product
 
 _JOINT = 1 << 15  # entries, zeros among them, up to which one product is faster than two
+_DENSE = 8  # units up to which a product with zeros is faster than one without and two Reshape
 
 
 class IntegerCell:
@@ -198,7 +199,7 @@ class IntegerCell:
         H, dtype = self.plan.hidden_size, self.state_type
         kept = Product.identity(self.plan.h, H, self._input.rule)
         product = Product.beside([self._input, Product.stacked([self._recurrent, kept])])
-        if not self._is_joint or product.size + (7 * H) ** 2 > _JOINT:
+        if not self._is_joint or product.size > _JOINT:
             return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
         # starting an operator costs more than the zeros between small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
@@ -225,21 +226,21 @@ class IntegerCell:
 
         Args:
             b: The builder.
-            found: The products of input and state, the state, and a 1 side by side (.., 7H + 1).
+            found: The products of input and state, the state and as many 1, side by side (.., 8H).
             h: The state.
         """
         H, dtype, q = self.plan.hidden_size, self.state_type, self.plan.frozen.quantizers
         entries, offsets = self._listed(b, "zr", self.plan.frozen.one)
         listed_g, of_g = self._listed(b, "g")
-        starts = [offsets if "z" in self._sums else [0] * 3, of_g if "g" in self._sums else [0]]
-        v = b.op("MatMul", found, self._sums_beside(b, *starts))
+        added, offsets = (offsets, [0] * 3) if "z" in self._sums else ([0] * 3, offsets)
+        added_g, of_g = (of_g, [0]) if "g" in self._sums else ([0], of_g)
+        v = self._sums_beside(b, found, [*added, 0, 0, 1, *added_g])
         gates, sides, Wx_g = b.ops("Split", 3, v, b.int64([3 * H, 3 * H, H]), axis=-1)
         if "z" not in self._sums:
             rule = beside([self._limited(gate) for gate in "zrz"], [H] * 3)
             gates = rounded_quotient(b, gates, rule, dtype)
             gates = clipped(b, gates, rule.lo, rule.hi, dtype)
-        moved_by = [end - start for end, start in zip(offsets, starts[0], strict=True)]
-        gates = b.op("Gather", entries, places(b, gates, moved_by, H, dtype), axis=0)
+        gates = b.op("Gather", entries, places(b, gates, offsets, H, dtype), axis=0)
         v = b.op("Mul", gates, sides)
         names, units = ("op.old_contrib", "op.rRh"), [self._units[gate] for gate in "zr"]
         rules = [self._rules[name] for name in names if name in self._rules]
@@ -260,12 +261,9 @@ class IntegerCell:
         rule, bound = self._limited("g"), self._bounds["gate.g_pre"][0]
         terms = [Term((Wx_g,), bound, rule.factor(0)), rRh]
         pre = weighted_sum(b, "gate.g_pre", rule, terms, dtype)
-        moved_by = [end - start for end, start in zip(of_g, starts[1], strict=True)]
-        g = b.op("Gather", listed_g, places(b, pre, moved_by, H, dtype), axis=0)
-        unit = self._units["z"] * self._units["g"]
-        both = Term((rest,), self.plan.frozen.one_minus_z).times(
-            Term((g,), q["gate.g_out"].max_abs, unit)
-        )
+        g = b.op("Gather", listed_g, places(b, pre, of_g, H, dtype), axis=0)
+        bound = self._bounds["op.new_contrib"][0]
+        both = Term((rest, g), bound, self._units["z"] * self._units["g"])
         return self._state(b, old, self._product(b, "op.new_contrib", both), h)
 
     def _listed(
@@ -283,30 +281,33 @@ class IntegerCell:
             one,
         )
 
-    def _sums_beside(self, b: Builder, gates: Sequence[int], candidate: Sequence[int]) -> Value:
-        """Return the matrix (7H + 1, 7H) of sums that a step needs side by side.
+    def _sums_beside(self, b: Builder, found: Value, added: Sequence[int]) -> Value:
+        """Return the sums that a step needs side by side (.., 7H).
 
         They are those of update gate, reset gate and update gate; the state, the candidate of its
-        product and a 1, which gates are multiplied with; and the input's part of the candidate.
+        product and 0, for what gates are multiplied with; and the input's part of the candidate.
 
         Args:
             b: The builder.
-            gates: What is added to the first three.
-            candidate: What is added to the last.
+            found: See `_joint_step`.
+            added: What is added to each of the seven.
         """
         H, dtype = self.plan.hidden_size, self.state_type
-        (z, of_z), (r, of_r), (g, _) = (
-            [rule.factor(0), rule.factor(1)]
-            for rule in (self._rules[f"gate.{gate}_pre"] for gate in "zrg")
+        z, r, g = (
+            np.array([*map(self._rules[f"gate.{gate}_pre"].factor, (0, 1))]) for gate in "zrg"
         )
-        factors = np.zeros((7, 7))
-        factors[[0, 3, 1, 4, 0, 3], [0, 0, 1, 1, 2, 2]] = (z, of_z, r, of_r, z, of_z)
-        factors[[6, 5, 2], [3, 4, 6]] = (1, 1, g)
+        factors = np.zeros((8, 7))  # from input's product, state's product, state and 1
+        factors[[0, 3], 0] = factors[[0, 3], 2] = z
+        factors[[1, 4], 1], factors[2, 6] = r, g[0]
+        factors[[6, 5], [3, 4]] = 1
+        factors[7] = added
+        if H > _DENSE:
+            parts = b.op("Reshape", found, b.int64([0, 0, 8, H]))
+            parts = b.op("MatMul", number(b, factors.T, dtype), parts)
+            return b.op("Reshape", parts, b.int64([0, 0, 7 * H]))
         unit = stored(b, np.eye(H, dtype=np.int64)[None, :, None], dtype)
         matrix = b.op("Mul", number(b, factors[:, None, :, None], dtype), unit)
-        matrix = b.op("Reshape", matrix, b.int64([7 * H, 7 * H]))
-        added = np.repeat([*gates, 0, 0, 1, *candidate], H)
-        return b.op("Concat", matrix, number(b, added[None], dtype), axis=0)
+        return b.op("MatMul", found, b.op("Reshape", matrix, b.int64([8 * H, 7 * H])))
 
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
         """Return the state after a step, from the projected input and the state before."""
@@ -340,18 +341,16 @@ class IntegerCell:
         one = number(b, plan.frozen.one * z.unit, dtype)
         one_minus_z = Term((b.op("Sub", one, *z.factors),), plan.frozen.one_minus_z, z.unit)
         new = self._product(b, "op.new_contrib", one_minus_z.times(g))
-        return self._state(
-            b, old, new, None if plan.frozen.zoneout is None else _halves(b, sides)[0]
-        )
+        return self._state(b, old, new, _halves(b, sides)[0])
 
-    def _state(self, b: Builder, old: Term, new: Term, h: Value | None) -> Value:
-        """Return the state after a step from its two terms and, for zoneout, the one before."""
-        rule, zoneout, dtype = self._rules["output.h"], self.plan.frozen.zoneout, self.state_type
-        after = weighted_sum(b, "output.h", rule, (old, new), dtype)
-        if zoneout is None or h is None:
+    def _state(self, b: Builder, old: Term, new: Term, h: Value) -> Value:
+        """Return the state after a step, from its two terms and the state before."""
+        dtype, most = self.state_type, self.plan.h.max_abs
+        after = weighted_sum(b, "output.h", self._rules["output.h"], (old, new), dtype)
+        if self.plan.frozen.zoneout is None:
             return after
-        terms = [Term((v,), self.plan.h.max_abs) for v in (h, after)]
-        return weighted_sum(b, "output.h", self._rules["zoneout"], terms, dtype)
+        both = Term((h,), most), Term((after,), most)
+        return weighted_sum(b, "output.h", self._rules["zoneout"], both, dtype)
 
     def _products(self, b: Builder, gates: Value, sides: Value) -> tuple[Term, Term, Term]:
         """Return the update gate, its product with the state, and the reset gate's product.

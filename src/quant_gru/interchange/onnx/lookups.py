@@ -100,11 +100,15 @@ def listed(
 
     Args:
         b: The builder.
-        tables: See `look_up`; so are `pres`, `dtype`, `units` and `sums`.
+        tables: The tables.
+        pres: Quantizer of the input of each.
+        dtype: 'FLOAT' or 'DOUBLE', of the list.
+        units: What the output of each table is multiplied by.
+        sums: What each table gives for sums, if places are of sums.
         one: If given, `one` less the output of the first table is listed, too, in units of 1.
     """
     units = units or [1.0] * len(tables)
-    of_sums = sums or [None] * len(tables)
+    of_sums: Sequence[Sums | None] = sums or [None] * len(tables)
     found = zip(tables, of_sums, strict=True)
     codes = [outputs(table) if of is None else of.outputs for table, of in found]
     keys = [(each.tobytes(), unit) for each, unit in zip(codes, units, strict=True)]

@@ -80,7 +80,7 @@ class Product:
 
     @classmethod
     def identity(cls, h: Quantizer, size: int, like: Rule) -> Product:
-        """Return the product that gives a state (.., size) as it is, and a 1 behind it.
+        """Return the product that gives a state (.., size) as it is, and as many 1 behind it.
 
         Args:
             h: The quantizer of the state.
@@ -92,10 +92,10 @@ class Product:
         if np.all(like.lo <= ends[0]) and np.all(like.hi >= ends[1]):
             ends = [like.lo, like.hi]
         rule = Rule((np.array(1, object),), np.array(0), ends[0], ends[1], like.rounding)
-        one = np.eye(size + 1, dtype=object)[-1]
-        bounds = np.full(size + 1, h.max_abs, object)
-        bounds[-1] = 1
-        return cls("output.h", (np.eye(size + 1, size, dtype=np.int64),), one, bounds, rule)
+        bias, bounds = (
+            np.repeat(np.array(each, object), size) for each in ((0, 1), (h.max_abs, 1))
+        )
+        return cls("output.h", (np.eye(2 * size, size, dtype=np.int64),), bias, bounds, rule)
 
     @classmethod
     def beside(cls, products: Sequence[Product]) -> Product:

@@ -166,7 +166,7 @@ class IntegerCell:
         if v is None and self.plan.border != self.plan.x:
             v = self.read(b, x)
         if v is not None:
-            return self.after(b, v, self.start(b, h0))
+            return self.after(b, v, self.start(b, h0), lead=(1,))
         parts, kinds, sizes = [x, h0], [self.plan.x, self.plan.h], [C, H]
         N = static_size(x, 1)
         one = next((one for one in map(_scale_of_one, kinds) if one is not None), None)
@@ -177,7 +177,7 @@ class IntegerCell:
         both = b.op("Concat", *parts, axis=-1)
         both = quantized_beside(b, both, kinds, sizes, self.state_type)
         v, h, *_ = b.ops("Split", len(sizes), both, b.int64(sizes), axis=-1)
-        return self.after(b, v, h, both, len(sizes) == 3)
+        return self.after(b, v, h, both, len(sizes) == 3, (1,))
 
     def after(
         self,
@@ -186,8 +186,9 @@ class IntegerCell:
         h: Value,
         both: Value | None = None,
         last_is_one: bool = False,
+        lead: Sequence[int] = (),
     ) -> tuple[Value, Value]:
-        """Return a state (.., N, H) and the one after a step with input codes (.., N, C).
+        """Return a state (*lead, N, H) and the one after a step with input codes (*lead, N, C).
 
         Args:
             b: The builder.
@@ -195,6 +196,7 @@ class IntegerCell:
             h: The state.
             both: Both side by side, if they are known so.
             last_is_one: Whether a 1 is behind them in `both`.
+            lead: Sizes in front of N.
         """
         H, dtype = self.plan.hidden_size, self.state_type
         kept = Product.identity(self.plan.h, H, self._input.rule)
@@ -204,7 +206,7 @@ class IntegerCell:
         # starting an operator costs more than the zeros between small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
         product = replace(product, last_is_one=last_is_one)
-        return h, self._joint_step(b, product(b, both, dtype), h)
+        return h, self._joint_step(b, product(b, both, dtype), h, lead)
 
     def _find_joint(self) -> bool:
         """Return whether one matrix makes the sums of all gates, and one product all others."""
@@ -221,20 +223,21 @@ class IntegerCell:
             )
         )
 
-    def _joint_step(self, b: Builder, found: Value, h: Value) -> Value:
+    def _joint_step(self, b: Builder, found: Value, h: Value, lead: Sequence[int]) -> Value:
         """Return the state after a step, in the fewest operators.
 
         Args:
             b: The builder.
             found: The products of input and state, the state and as many 1, side by side (.., 8H).
             h: The state.
+            lead: Sizes in front of N.
         """
         H, dtype, q = self.plan.hidden_size, self.state_type, self.plan.frozen.quantizers
         entries, offsets = self._listed(b, "zr", self.plan.frozen.one)
         listed_g, of_g = self._listed(b, "g")
         added, offsets = (offsets, [0] * 3) if "z" in self._sums else ([0] * 3, offsets)
         added_g, of_g = (of_g, [0]) if "g" in self._sums else ([0], of_g)
-        v = self._sums_beside(b, found, [*added, 0, 0, 1, *added_g])
+        v = self._sums_beside(b, found, [*added, 0, 0, 1, *added_g], lead)
         gates, sides, Wx_g = b.ops("Split", 3, v, b.int64([3 * H, 3 * H, H]), axis=-1)
         if "z" not in self._sums:
             rule = beside([self._limited(gate) for gate in "zrz"], [H] * 3)
@@ -281,7 +284,9 @@ class IntegerCell:
             one,
         )
 
-    def _sums_beside(self, b: Builder, found: Value, added: Sequence[int]) -> Value:
+    def _sums_beside(
+        self, b: Builder, found: Value, added: Sequence[int], lead: Sequence[int]
+    ) -> Value:
         """Return the sums that a step needs side by side (.., 7H).
 
         They are those of update gate, reset gate and update gate; the state, the candidate of its
@@ -291,6 +296,7 @@ class IntegerCell:
             b: The builder.
             found: See `_joint_step`.
             added: What is added to each of the seven.
+            lead: Sizes in front of N.
         """
         H, dtype = self.plan.hidden_size, self.state_type
         z, r, g = (
@@ -302,9 +308,9 @@ class IntegerCell:
         factors[[6, 5], [3, 4]] = 1
         factors[7] = added
         if H > _DENSE:
-            parts = b.op("Reshape", found, b.int64([0, 0, 8, H]))
+            parts = b.op("Reshape", found, b.int64([*lead, -1, 8, H]))
             parts = b.op("MatMul", number(b, factors.T, dtype), parts)
-            return b.op("Reshape", parts, b.int64([0, 0, 7 * H]))
+            return b.op("Reshape", parts, b.int64([*lead, -1, 7 * H]))
         unit = stored(b, np.eye(H, dtype=np.int64)[None, :, None], dtype)
         matrix = b.op("Mul", number(b, factors[:, None, :, None], dtype), unit)
         return b.op("MatMul", found, b.op("Reshape", matrix, b.int64([8 * H, 7 * H])))

@@ -63,6 +63,31 @@ def on_codes(case):
     return model_of(b, inputs, outputs)
 
 
+def of_one_step(plan, N):
+    """A model of one step of real values, with codes as outputs."""
+    b, cell = Builder(), IntegerCell(plan)
+    C, H = plan.input_size, plan.hidden_size
+    x, h0 = graph_input("x", "FLOAT", 1, N, C), graph_input("h0", "FLOAT", 1, N, H)
+    _, h = cell.once(b, x, None, h0)
+    return model_of(b, [x, h0], {"h": (cell.to_codes(b, h), cell.code_type, (1, N, H))})
+
+
+@pytest.mark.parametrize("rule", ROUNDINGS)
+@pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "mixed", "few"])
+def test_a_step_of_its_own(kind, rule):
+    """It has other nodes than a Scan has; the rows are fixed or not."""
+    for seed in range(2300, 2308):
+        case = random_case(seed, kind, rule, apart=seed % 2 == 1)
+        plan, codes = case.plan, case.x.flatten(0, 1)[None]
+        x, h0 = plan.border.dequantize(codes), case.h0[torch.arange(codes.shape[1]) % len(case.h0)]
+        h0 = plan.h.dequantize(h0)
+        given = plan.border.quantize(x), plan.h.quantize(h0)
+        expected, _ = reference.run(plan, *given, None, False)
+        for N in (codes.shape[1], "N"):
+            (found,) = run(of_one_step(plan, N), x=x, h0=h0[None])
+            assert torch.equal(found, expected), (seed, N)
+
+
 def difference(case, model):
     feeds = {"x": case.x, "h0": case.h0}
     if case.lengths is not None:

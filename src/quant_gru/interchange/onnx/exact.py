@@ -143,11 +143,13 @@ def weighted_sum(b: Builder, name: str, rule: Rule, terms: Sequence[Term], dtype
     inner = dtype if rule.fits(bounds, dtype) else "DOUBLE"
     terms = [replace(term, factors=converted(b, term.factors, dtype, inner)) for term in terms]
     if rule.fits(bounds, inner):
-        parts = []
-        for index, term in enumerate(terms):
-            v = b.op("Mul", *term.factors) if len(term.factors) == 2 else term.factors[0]
-            parts.append(scaled(b, v, rule.factor(index) / term.unit, inner))
-        found = _added(b, parts)
+        factors = [rule.factor(index) / term.unit for index, term in enumerate(terms)]
+        parts = [b.op("Mul", *t.factors) if len(t.factors) == 2 else t.factors[0] for t in terms]
+        if all(np.array_equal(factor, factors[0]) for factor in factors):
+            found = scaled(b, _added(b, parts), factors[0], inner)
+        else:
+            pairs = zip(parts, factors, strict=True)
+            found = _added(b, [scaled(b, v, factor, inner) for v, factor in pairs])
         if np.all(rule.k == 0):
             largest = sum(M * bound for M, bound in zip(rule.Ms, bounds, strict=True))
             if np.all(rule.lo <= -largest) and np.all(rule.hi >= largest):

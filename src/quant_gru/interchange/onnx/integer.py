@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.interchange.onnx.boundary import code_of, moved, quantized, quantized_beside, real
-from quant_gru.interchange.onnx.builder import CONTAINERS, Builder, Value
+from quant_gru.interchange.onnx.builder import CONTAINERS, Builder, Value, static_size
 from quant_gru.interchange.onnx.exact import (
     LIMITS,
     Rule,
     Term,
     beside,
+    clipped,
     number,
+    rounded_quotient,
     rule_of,
     scaled,
+    stored,
     weighted_sum,
 )
 from quant_gru.interchange.onnx.lookups import (
@@ -28,12 +31,15 @@ from quant_gru.interchange.onnx.lookups import (
     is_listed,
     joins,
     limits,
+    listed,
     look_up,
     of_sums,
+    places,
 )
 from quant_gru.interchange.onnx.products import Product
 
 _JOINT = 1 << 15  # entries, zeros among them, up to which one product is faster than two
+_DENSE = 8  # units up to which a product with zeros is faster than one without and two Reshape
 
 
 class IntegerCell:
@@ -64,6 +70,7 @@ class IntegerCell:
         self._sums = self._sums_of_gates()
         self._rules |= {f"gate.{gate}_pre": sums.rule for gate, sums in self._sums.items()}
         self._units = self._units_of_gates()
+        self._is_joint = self._find_joint()
 
     def _sums_of_gates(self) -> dict[str, Sums]:
         """Return what tables give for sums that are not rounded: of both gates, or of neither."""
@@ -159,58 +166,154 @@ class IntegerCell:
         if v is None and self.plan.border != self.plan.x:
             v = self.read(b, x)
         if v is not None:
-            return self.after(b, v, self.start(b, h0))
-        both, kinds = b.op("Concat", x, h0, axis=-1), [self.plan.x, self.plan.h]
-        both = quantized_beside(b, both, kinds, [C, H], self.state_type)
-        v, h = b.ops("Split", 2, both, b.int64([C, H]), axis=-1)
-        return self.after(b, v, h, both)
+            return self.after(b, v, self.start(b, h0), lead=(1,))
+        parts, kinds, sizes = [x, h0], [self.plan.x, self.plan.h], [C, H]
+        N = static_size(x, 1)
+        one = next((one for one in map(_scale_of_one, kinds) if one is not None), None)
+        if N is not None and one is not None and self.state_type == "FLOAT":
+            # the bias is a row of the matrix: in float64 that gains nothing
+            parts.append(b.op("Expand", b.float32(1), b.int64([1, N, 1])))
+            kinds, sizes = [*kinds, one], [*sizes, 1]
+        both = b.op("Concat", *parts, axis=-1)
+        both = quantized_beside(b, both, kinds, sizes, self.state_type)
+        v, h, *_ = b.ops("Split", len(sizes), both, b.int64(sizes), axis=-1)
+        return self.after(b, v, h, both, len(sizes) == 3, (1,))
 
     def after(
-        self, b: Builder, v: Value, h: Value, both: Value | None = None
+        self,
+        b: Builder,
+        v: Value,
+        h: Value,
+        both: Value | None = None,
+        last_is_one: bool = False,
+        lead: Sequence[int] = (),
     ) -> tuple[Value, Value]:
-        """Return a state (.., N, H) and the one after a step with input codes (.., N, C).
+        """Return a state (*lead, N, H) and the one after a step with input codes (*lead, N, C).
 
         Args:
             b: The builder.
             v: Input codes less their zero point.
             h: The state.
             both: Both side by side, if they are known so.
+            last_is_one: Whether a 1 is behind them in `both`.
+            lead: Sizes in front of N.
         """
         H, dtype = self.plan.hidden_size, self.state_type
         kept = Product.identity(self.plan.h, H, self._input.rule)
-        # the state is in front of the candidate's product: one operator multiplies both with gates
-        recurrent = Product.stacked([self._recurrent, kept])
-        recurrent = recurrent.rows(np.r_[0 : 2 * H, 3 * H : 4 * H, 2 * H : 3 * H])
-        product = Product.beside([self._input, recurrent])
-        if product.size > _JOINT:
+        product = Product.beside([self._input, Product.stacked([self._recurrent, kept])])
+        if not self._is_joint or product.size > _JOINT:
             return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
         # starting an operator costs more than the zeros between small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
-        found, units = product(b, both, dtype), self._units_of_sums()
-        sizes = [2 * H, H, 2 * H, 2 * H]
-        factor = np.concatenate(
-            [np.broadcast_to(unit, size) for unit, size in zip(units, sizes, strict=True)]
-        )
-        *parts, sides = b.ops("Split", 4, scaled(b, found, factor, dtype), b.int64(sizes), axis=-1)
-        terms = [
-            Term((part,), self._bounds["gate.z_pre"][i // 2], unit)
-            for i, (part, unit) in enumerate(zip(parts, units, strict=False))
-        ]
-        return h, self._step(b, terms[:2], terms[2], sides)
+        product = replace(product, last_is_one=last_is_one)
+        return h, self._joint_step(b, product(b, both, dtype), h, lead)
 
-    def _units_of_sums(self) -> list[NDArray[np.float64]]:
-        """Return the multipliers of both products' gates and candidates, 1 where 64 bits add."""
-        H, one = self.plan.hidden_size, np.array(1.0)
-        gates = beside([self._rules[f"gate.{gate}_pre"] for gate in "zr"], [H, H])
-        candidate = self._rules["gate.g_pre"]
-        z = gates.fits(self._bounds["gate.z_pre"], self.state_type)
-        g = candidate.fits(self._bounds["gate.g_pre"], self.state_type)
-        return [
-            gates.factor(0) if z else one,
-            candidate.factor(0) if g else one,
-            gates.factor(1) if z else one,
+    def _find_joint(self) -> bool:
+        """Return whether one matrix makes the sums of all gates, and one product all others."""
+        frozen, dtype = self.plan.frozen, self.state_type
+        names = [f"gate.{gate}_pre" for gate in "zrg"]
+        products = [name in self._rules for name in ("op.old_contrib", "op.rRh")]
+        names += ["op.old_contrib", "op.rRh"] if all(products) else []
+        return (
+            all(map(is_listed, frozen.tables.values()))
+            and all(products) == any(products)
+            and all(self._rules[name].fits(self._bounds[name], dtype) for name in names)
+            and all(
+                max(self._bounds[name]) < LIMITS[dtype] for name in ("op.old_contrib", "op.rRh")
+            )
+        )
+
+    def _joint_step(self, b: Builder, found: Value, h: Value, lead: Sequence[int]) -> Value:
+        """Return the state after a step, in the fewest operators.
+
+        Args:
+            b: The builder.
+            found: The products of input and state, the state and as many 1, side by side (.., 8H).
+            h: The state.
+            lead: Sizes in front of N.
+        """
+        H, dtype, q = self.plan.hidden_size, self.state_type, self.plan.frozen.quantizers
+        entries, offsets = self._listed(b, "zr", self.plan.frozen.one)
+        listed_g, of_g = self._listed(b, "g")
+        added, offsets = (offsets, [0] * 3) if "z" in self._sums else ([0] * 3, offsets)
+        added_g, of_g = (of_g, [0]) if "g" in self._sums else ([0], of_g)
+        v = self._sums_beside(b, found, [*added, 0, 0, 1, *added_g], lead)
+        gates, sides, Wx_g = b.ops("Split", 3, v, b.int64([3 * H, 3 * H, H]), axis=-1)
+        if "z" not in self._sums:
+            rule = beside([self._limited(gate) for gate in "zrz"], [H] * 3)
+            gates = rounded_quotient(b, gates, rule, dtype)
+            gates = clipped(b, gates, rule.lo, rule.hi, dtype)
+        gates = b.op("Gather", entries, places(b, gates, offsets, H, dtype), axis=0)
+        v = b.op("Mul", gates, sides)
+        names, units = ("op.old_contrib", "op.rRh"), [self._units[gate] for gate in "zr"]
+        rules = [self._rules[name] for name in names if name in self._rules]
+        if rules:
+            kept = Rule((np.array(1, object),), np.array(0), rules[0].lo, rules[0].hi)
+            rule = beside([*rules, kept], [H] * 3)
+            factor = rule.factor(0) / np.repeat([*units, 1.0], H)
+            v = rounded_quotient(b, scaled(b, v, factor, dtype), rule, dtype)
+        *parts, rest = b.ops("Split", 3, v, axis=-1, num_outputs=3)
+        terms = []
+        for name, part, unit in zip(names, parts, units, strict=True):
+            if rules:
+                part = clipped(b, part, self._rules[name].lo, self._rules[name].hi, dtype)
+                terms.append(Term((part,), q[name].max_abs))
+            else:
+                terms.append(Term((part,), self._bounds[name][0], unit))
+        old, rRh = terms
+        rule, bound = self._limited("g"), self._bounds["gate.g_pre"][0]
+        terms = [Term((Wx_g,), bound, rule.factor(0)), rRh]
+        pre = weighted_sum(b, "gate.g_pre", rule, terms, dtype)
+        g = b.op("Gather", listed_g, places(b, pre, of_g, H, dtype), axis=0)
+        bound = self._bounds["op.new_contrib"][0]
+        both = Term((rest, g), bound, self._units["z"] * self._units["g"])
+        return self._state(b, old, self._product(b, "op.new_contrib", both), h)
+
+    def _listed(
+        self, b: Builder, gates: str, one: int | None = None
+    ) -> tuple[Value, Sequence[int]]:
+        """Return `lookups.listed` of gates, the candidate in the unit of its product."""
+        frozen, unit = self.plan.frozen, self._units["z"]
+        return listed(
+            b,
+            [frozen.tables[f"gate.{gate}_out"] for gate in gates],
+            [frozen.quantizers[f"gate.{gate}_pre"] for gate in gates],
+            self.state_type,
+            [self._units[gate] * (unit if gate == "g" else 1) for gate in gates],
+            [self._sums[gate] for gate in gates if gate in self._sums],
             one,
-        ]
+        )
+
+    def _sums_beside(
+        self, b: Builder, found: Value, added: Sequence[int], lead: Sequence[int]
+    ) -> Value:
+        """Return the sums that a step needs side by side (.., 7H).
+
+        They are those of update gate, reset gate and update gate; the state, the candidate of its
+        product and 0, for what gates are multiplied with; and the input's part of the candidate.
+
+        Args:
+            b: The builder.
+            found: See `_joint_step`.
+            added: What is added to each of the seven.
+            lead: Sizes in front of N.
+        """
+        H, dtype = self.plan.hidden_size, self.state_type
+        z, r, g = (
+            np.array([*map(self._rules[f"gate.{gate}_pre"].factor, (0, 1))]) for gate in "zrg"
+        )
+        factors = np.zeros((8, 7))  # from input's product, state's product, state and 1
+        factors[[0, 3], 0] = factors[[0, 3], 2] = z
+        factors[[1, 4], 1], factors[2, 6] = r, g[0]
+        factors[[6, 5], [3, 4]] = 1
+        factors[7] = added
+        if H > _DENSE:
+            parts = b.op("Reshape", found, b.int64([*lead, -1, 8, H]))
+            parts = b.op("MatMul", number(b, factors.T, dtype), parts)
+            return b.op("Reshape", parts, b.int64([*lead, -1, 7 * H]))
+        unit = stored(b, np.eye(H, dtype=np.int64)[None, :, None], dtype)
+        matrix = b.op("Mul", number(b, factors[:, None, :, None], dtype), unit)
+        return b.op("MatMul", found, b.op("Reshape", matrix, b.int64([8 * H, 7 * H])))
 
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
         """Return the state after a step, from the projected input and the state before."""
@@ -244,11 +347,16 @@ class IntegerCell:
         one = number(b, plan.frozen.one * z.unit, dtype)
         one_minus_z = Term((b.op("Sub", one, *z.factors),), plan.frozen.one_minus_z, z.unit)
         new = self._product(b, "op.new_contrib", one_minus_z.times(g))
-        after = total("output.h", old, new)
-        if plan.frozen.zoneout is None:
-            return after.factors[0]
-        state = Term((_halves(b, sides)[0],), q["output.h"].max_abs)
-        return weighted_sum(b, "output.h", self._rules["zoneout"], (state, after), dtype)
+        return self._state(b, old, new, _halves(b, sides)[0])
+
+    def _state(self, b: Builder, old: Term, new: Term, h: Value) -> Value:
+        """Return the state after a step, from its two terms and the state before."""
+        dtype, most = self.state_type, self.plan.h.max_abs
+        after = weighted_sum(b, "output.h", self._rules["output.h"], (old, new), dtype)
+        if self.plan.frozen.zoneout is None:
+            return after
+        both = Term((h,), most), Term((after,), most)
+        return weighted_sum(b, "output.h", self._rules["zoneout"], both, dtype)
 
     def _products(self, b: Builder, gates: Value, sides: Value) -> tuple[Term, Term, Term]:
         """Return the update gate, its product with the state, and the reset gate's product.
@@ -347,6 +455,12 @@ class IntegerCell:
     def to_codes(self, b: Builder, h: Value) -> Value:
         """Return codes of output.h from the state."""
         return code_of(b, h, self.plan.h, self.state_type, self.code_type)
+
+
+def _scale_of_one(quantizer: Quantizer) -> Quantizer | None:
+    """Return a quantizer for which 1 less its zero point is 1, with the same limits, if it can."""
+    lo, hi = (end - quantizer.zero_point for end in (quantizer.lo, quantizer.hi))
+    return replace(quantizer, scale=1.0) if lo <= 1 <= hi else None
 
 
 def _halves(b: Builder, v: Value) -> Sequence[Value]:

@@ -74,8 +74,8 @@ def look_up(
         sums: What each table gives for sums, if `v` are sums.
     """
     if joins(tables):
-        units = units or [1.0] * len(tables)
-        return _gather(b, tables, pres, v, dtype, size, units, sums or [None] * len(tables))
+        entries, offsets = listed(b, tables, pres, dtype, units, sums)
+        return b.op("Gather", entries, places(b, v, offsets, size, dtype), axis=0)
     (wide,), (table,), (pre,) = converted(b, [v], dtype, "DOUBLE"), tables, pres
     return converted(b, [_piecewise(b, name, table, pre, wide)], "DOUBLE", dtype)[0]
 
@@ -85,45 +85,70 @@ def is_listed(table: Table) -> bool:
     return is_stored(table) or is_even(table)
 
 
-def _gather(
+def listed(
     b: Builder,
     tables: Sequence[Table],
     pres: Sequence[Quantizer],
-    v: Value,
     dtype: str,
-    size: int,
-    units: Sequence[float],
-    sums: Sequence[Sums | None],
-) -> Value:
-    """Take entries from a list of all codes; tables that are the same are listed once."""
-    codes = [outputs(t) if of is None else of.outputs for t, of in zip(tables, sums, strict=True)]
+    units: Sequence[float] = (),
+    sums: Sequence[Sums] = (),
+    one: int | None = None,
+) -> tuple[Value, list[int]]:
+    """Return a list of what tables give for all codes, and what is to be added for a place in it.
+
+    Tables that are the same are listed once.
+
+    Args:
+        b: The builder.
+        tables: The tables.
+        pres: Quantizer of the input of each.
+        dtype: 'FLOAT' or 'DOUBLE', of the list.
+        units: What the output of each table is multiplied by.
+        sums: What each table gives for sums, if places are of sums.
+        one: If given, `one` less the output of the first table is listed, too, in units of 1.
+    """
+    units = units or [1.0] * len(tables)
+    of_sums: Sequence[Sums | None] = sums or [None] * len(tables)
+    found = zip(tables, of_sums, strict=True)
+    codes = [outputs(table) if of is None else of.outputs for table, of in found]
     keys = [(each.tobytes(), unit) for each, unit in zip(codes, units, strict=True)]
     first = {key: index for index, key in reversed(list(enumerate(keys)))}
     chosen = sorted(first.values())
-    places: dict[tuple[bytes, float], int] = {}
-    parts = [None if any(sums) else _segments(tables[i]) for i in chosen]
+    starts: dict[tuple[bytes, float], int] = {}
+    parts = [None if any(of_sums) else _segments(tables[i]) for i in chosen]
     if are_alike(parts):
         every, entries = lists_of_segments(b, parts, [units[i] for i in chosen], dtype)
-        places = {keys[i]: entries * place for place, i in enumerate(chosen)}
+        starts, count = {keys[i]: entries * at for at, i in enumerate(chosen)}, entries * len(parts)
+        first_list = b.op("Slice", every, b.int64([0]), b.int64([entries]))
     else:
         lists, count = [], 0
         for i in chosen:
-            listed, entries = (
-                list_of(b, tables[i], dtype) if sums[i] is None else stored_list(b, codes[i], dtype)
+            part, entries = (
+                list_of(b, tables[i], dtype)
+                if of_sums[i] is None
+                else stored_list(b, codes[i], dtype)
             )
-            lists.append(scaled(b, listed, np.array(units[i]), dtype))
-            places[keys[i]] = count
+            lists.append(scaled(b, part, np.array(units[i]), dtype))
+            starts[keys[i]] = count
             count += entries
         every = lists[0] if len(lists) == 1 else b.op("Concat", *lists, axis=0)
-    starts = [
+        first_list = lists[0]
+    firsts = [
         int(table.bounds[0]) - pre.zero_point if of is None else of.first
-        for table, pre, of in zip(tables, pres, sums, strict=True)
+        for table, pre, of in zip(tables, pres, of_sums, strict=True)
     ]
-    offsets = [float(places[key] - start) for key, start in zip(keys, starts, strict=True)]
-    same = all(offset == offsets[0] for offset in offsets)
-    added = np.array(offsets[0]) if same else np.repeat(offsets, size)
-    place = b.op("Add", v, number(b, added, dtype)) if np.any(added) else v
-    return b.op("Gather", every, b.cast(place, "INT32"), axis=0)
+    offsets = [starts[key] - start for key, start in zip(keys, firsts, strict=True)]
+    if one is not None:
+        rest = scaled(b, first_list, np.array(-1 / units[0]), dtype)
+        every = b.op("Concat", every, b.op("Add", rest, number(b, one, dtype)), axis=0)
+        offsets.append(count - firsts[0])
+    return every, offsets
+
+
+def places(b: Builder, v: Value, offsets: Sequence[int], size: int, dtype: str) -> Value:
+    """Return v + offsets, each for `size` values, as places in a list."""
+    added = np.array(offsets[0]) if len(set(offsets)) == 1 else np.repeat(offsets, size)
+    return b.cast(b.op("Add", v, number(b, added, dtype)) if np.any(added) else v, "INT32")
 
 
 def _piecewise(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) -> Value:

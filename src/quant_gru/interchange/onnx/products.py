@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +43,7 @@ class Product:
         bias: Bias in accumulator units (rows,), Python integers.
         bounds: The largest magnitude of each accumulator (rows,), Python integers.
         rule: Multipliers and shifts (rows,), and limits.
+        last_is_one: Whether a last operand of one value is 1, so that the bias is its weights.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Product:
     bias: Objects
     bounds: Objects
     rule: Rule
+    last_is_one: bool = False
 
     @classmethod
     def of(
@@ -79,40 +80,22 @@ class Product:
 
     @classmethod
     def identity(cls, h: Quantizer, size: int, like: Rule) -> Product:
-        """Return the product that gives a state (.., size) as it is.
+        """Return the product that gives a state (.., size) as it is, and as many 1 behind it.
 
         Args:
             h: The quantizer of the state.
             size: Units.
             like: A rule whose limits are taken if they hold all codes, so that one Clip does.
         """
-        ends = [np.array(end - h.zero_point, np.float64) for end in (h.lo, h.hi)]
+        least, most = min(h.lo - h.zero_point, 1), max(h.hi - h.zero_point, 1)
+        ends = [np.array(end, np.float64) for end in (least, most)]
         if np.all(like.lo <= ends[0]) and np.all(like.hi >= ends[1]):
             ends = [like.lo, like.hi]
         rule = Rule((np.array(1, object),), np.array(0), ends[0], ends[1], like.rounding)
-        return cls(
-            "output.h",
-            (np.eye(size, dtype=np.int64),),
-            np.zeros(size, object),
-            np.full(size, h.max_abs, object),
-            rule,
+        bias, bounds = (
+            np.repeat(np.array(each, object), size) for each in ((0, 1), (h.max_abs, 1))
         )
-
-    def rows(self, order: NDArray[np.int64]) -> Product:
-        """Return the product of one operand with its results in another order."""
-
-        def taken(values: Any) -> Any:
-            return values if values.ndim == 0 else values[order]
-
-        k, lo, hi = map(taken, (self.rule.k, self.rule.lo, self.rule.hi))
-        rule = Rule(tuple(map(taken, self.rule.Ms)), k, lo, hi, self.rule.rounding)
-        return replace(
-            self,
-            blocks=(self.blocks[0][order],),
-            bias=self.bias[order],
-            bounds=self.bounds[order],
-            rule=rule,
-        )
+        return cls("output.h", (np.eye(2 * size, size, dtype=np.int64),), bias, bounds, rule)
 
     @classmethod
     def beside(cls, products: Sequence[Product]) -> Product:
@@ -183,13 +166,19 @@ class Product:
         if factor is not None:
             weight = scaled(b, weight, factor, wide)
         product = b.op("MatMul", v, weight)
-        if not np.any(bias):
+        if self.last_is_one or not np.any(bias):
             return product
         added = stored(b, bias, wide)
         return b.op("Add", product, added if factor is None else scaled(b, added, factor, wide))
 
     def _matrix(self, b: Builder, wide: str) -> Value:
-        """Return the matrix (K, rows); a file has no zeros between its blocks."""
+        """Return the matrix (K, rows), with the bias if `last_is_one`."""
+        if not self.last_is_one:
+            return self._weights(b, wide)
+        return b.op("Concat", self._weights(b, wide), stored(b, self.bias[None], wide), axis=0)
+
+    def _weights(self, b: Builder, wide: str) -> Value:
+        """Return the weights (K, rows); a file has no zeros between their blocks."""
         if len(self.blocks) == 1:
             matrix = stored(b, self.blocks[0].T, wide)
             if wide == "INT64" or np.abs(self.blocks[0]).max() >= _NARROW:

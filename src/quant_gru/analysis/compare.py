@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
@@ -169,7 +170,8 @@ def compare(
     agreed: dict[str, dict[str, list[int]]] = {name: {} for name in others}
     first: Any = None
     with eval_mode(*models.values()), torch.no_grad():
-        for count, batch in enumerate(with_progress(batches, "comparing", progress)):
+        given = [batches] if isinstance(batches, Tensor | PackedSequence | Mapping) else batches
+        for count, batch in enumerate(with_progress(given, "comparing", progress)):
             first = batch if count == 0 else first
             real = _outputs(run_batch(model, batch, forward_fn))
             for name, each in others.items():

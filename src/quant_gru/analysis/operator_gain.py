@@ -71,7 +71,7 @@ class OperatorGain:
         if not all(row.value for row in shown):
             lines.append(f"none: no effect on the {what} with this data")
         if len(self.rows) > len(shown):
-            lines.append(f"and {len(self.rows) - len(shown)} with less")
+            lines.append(f"and {len(self.rows) - len(shown)} below")
         return "\n".join(lines)
 
 

@@ -127,9 +127,13 @@ def _of_model(
         )
     calls = {name: _Calls(gru) for name, gru in grus.items()}
     batches = [data] if isinstance(data, (Tensor, PackedSequence, Mapping)) else data
+    is_empty = True
     with observed_in_float(model, grus, calls):
         for batch in batches:
             run_batch(model, batch, forward_fn)
+            is_empty = False
+        if is_empty:
+            raise CalibrationError("Expected at least one batch, got none")
         for each in calls.values():
             each.finish()
     found = {

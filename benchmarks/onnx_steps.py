@@ -27,10 +27,11 @@ from numpy.typing import NDArray
 from onnx import inliner
 from torch import Tensor
 
-from quant_gru import calibrate_model, convert_model, export_onnx
+from quant_gru import calibrate_model, convert_model, export_onnx, onnx_operator_library
 
 SIZES = (4, 8, 8, 16, 16, 8, 4) * 2
 PRESETS = ("int8", "int8_wide", "w8a16", "int16")
+PROFILES = ("integer", "operator")
 TURNS = 1000
 
 
@@ -75,6 +76,7 @@ def session_of(path: Path) -> Any:
     """Load a file, with one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.register_custom_ops_library(onnx_operator_library())
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
@@ -119,12 +121,14 @@ def print_steps(folder: Path) -> None:
     """Print bytes, nodes and times of 14 GRUs of one step."""
     torch.manual_seed(0)
     model, example = Steps().eval(), given(1, 1)
-    paths = {name: folder / f"{name}.onnx" for name in ("float", *PRESETS)}
+    paths = {"float": folder / "float.onnx"}
     write_float(model, paths["float"], example)
     for preset in PRESETS:
         quantized = convert_model(model, preset)
         calibrate_model(quantized, [given(50, 8)], lambda m, batch: m(*batch))
-        export_onnx(quantized, paths[preset], example, batch=1, time=1)
+        for profile in PROFILES:
+            path = paths[f"{preset} {profile}"] = folder / f"{preset}_{profile}.onnx"
+            export_onnx(quantized, path, example, profile, batch=1, time=1)
     taken = times_of(paths, [example[0].numpy(), *(state.numpy() for state in example[1])])
     print(
         "| 14 steps | bytes | of float | nodes | shortest, us | of float | median, us | of float |"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quant_gru.analysis.report import report
     from quant_gru.analysis.sensitivity import sensitivity
     from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
+    from quant_gru.interchange.onnx.operator import onnx_operator_library
     from quant_gru.model_files.quantize_keras import quantize_keras
     from quant_gru.model_files.quantize_onnx import quantize_onnx
     from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
@@ -66,6 +67,7 @@ __all__ = [
     "load_encodings",
     "load_frozen",
     "load_model_params",
+    "onnx_operator_library",
     "onnx_translations",
     "operator_gain",
     "operator_sqnr",
@@ -101,6 +103,7 @@ _HOMES = {
     "load_encodings": "whole_models.encodings",
     "load_frozen": "whole_models.frozen_models",
     "load_model_params": "whole_models.parameter_files",
+    "onnx_operator_library": "interchange.onnx.operator",
     "onnx_translations": "whole_models.onnx",
     "operator_gain": "analysis.operator_gain",
     "operator_sqnr": "analysis.operator_sqnr",

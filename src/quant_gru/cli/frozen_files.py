@@ -26,6 +26,7 @@ class Profile(str, Enum):
     qdq = "qdq"
     float = "float"
     node = "node"
+    operator = "operator"
 
 
 Frozen = Annotated[

@@ -23,7 +23,7 @@ class Options:
     """Options of `export`; None where one was not given.
 
     Attributes:
-        profile: Of ONNX: 'integer', 'qdq', 'float' or 'node'.
+        profile: Of ONNX: 'integer', 'operator', 'qdq', 'float' or 'node'.
         step: Of ONNX: whether to write one step.
         states: Of ONNX: whether initial states are an input.
         lengths: Of ONNX: whether lengths of rows are an input.

@@ -107,7 +107,7 @@ class QuantizedKeras:
         Args:
             path: Where to write.
             example: An input of the model, a tensor or an array.
-            profile: 'integer', 'qdq', 'float' or 'node'.
+            profile: 'integer', 'operator', 'qdq', 'float' or 'node'.
             **options: As for `quant_gru.export_onnx`.
         """
         module = _Module(self.model, self.grus)

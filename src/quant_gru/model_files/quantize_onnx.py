@@ -22,7 +22,7 @@ from quant_gru.interchange.foreign import onnx_node
 from quant_gru.interchange.onnx.builder import OPSETS, ir_version, onnx_ir
 from quant_gru.interchange.onnx.in_place import replace_grus
 from quant_gru.interchange.onnx.notes import write_notes
-from quant_gru.interchange.onnx.profiles import check_profile
+from quant_gru.interchange.onnx.profiles import EXACT, check_profile
 from quant_gru.interchange.onnx.verify import (
     Difference,
     difference,
@@ -153,7 +153,8 @@ def quantize_onnx(
             held out for the report, unless `test_feeds` are given.
         config: A QuantConfig, the name of a preset, or a path, for all nodes; a dict of these by
             node name or glob pattern, with None for a node that stays float; None for the default.
-        profile: 'integer' (equal to the plan), 'qdq', 'float' or 'node'; see docs/onnx.md.
+        profile: 'integer' or 'operator' (equal to the plan), 'qdq', 'float' or 'node'; see
+            docs/onnx.md.
         output: Where to write the file; None to write nothing.
         test_feeds: Feeds for the report alone, as `feeds`.
         on_error: 'raise', or 'keep': a node that cannot be quantized stays float, with a warning.
@@ -337,7 +338,7 @@ def _checked(
                 codes[key] = codes[key] + each if key in codes else each
         wanted.append(run_session(plain, names, feed))
         found.append(run_session(own, names, feed))
-    if profile == "integer":
+    if profile in EXACT:
         expect_none(codes)
     local = _local(model, grus, feeds)
     nodes = {

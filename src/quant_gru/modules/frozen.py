@@ -97,6 +97,11 @@ class FrozenQuantGRU(torch.nn.Module):
         batch_first = params.take_flag(document, "batch_first", False, f"key {_DOCUMENT!r}")
         return document, batch_first, state, plan
 
+    def _bytes(self) -> bytes:
+        """Return the bytes of its file, with time first in inputs and outputs."""
+        document, _, state, plan = self._content()
+        return frozen_file.to_bytes(document, False, state, plan)
+
     def _parts(self) -> list[frozen_file.Part]:
         """Return the parts of its file, with their bytes."""
         return frozen_file.parts_of(frozen_file.to_bytes(*self._content()))
@@ -372,7 +377,7 @@ class FrozenQuantGRU(torch.nn.Module):
             plan = self._plan()
         shape = self.shape
         sizes = (shape.input_size, shape.hidden_size, shape.num_layers, shape.directions)
-        return Source(plan, None, *sizes, self.batch_first, shape.zoneout)
+        return Source(plan, None, *sizes, self.batch_first, shape.zoneout, self._bytes)
 
     def __getattr__(self, name: str) -> Any:
         """Raise for names that a frozen GRU does not have, as hooks on float weights want."""

@@ -441,7 +441,8 @@ class QuantGRU(torch.nn.GRU):
     def export_format(self) -> str:
         """What `torch.onnx.export(..., dynamo=False)` writes in `export_mode`: a profile.
 
-        One of 'float' (the standard GRU node), 'qdq', 'integer' and 'node'; see docs/onnx.md.
+        One of 'float' (the standard GRU node), 'qdq', 'integer', 'node' and 'operator'; see
+        docs/onnx.md.
         """
         return self._export_format
 
@@ -1038,7 +1039,8 @@ class QuantGRU(torch.nn.GRU):
             known = self.is_calibrated() or self._state.has_statistics
             plan = settled(self._plan()) if known else None
         sizes = (self.input_size, self.hidden_size, self.num_layers, len(weights[0]))
-        return Source(plan, weights, *sizes, self.batch_first, self.zoneout)
+        file = self.freeze()._bytes if known else None
+        return Source(plan, weights, *sizes, self.batch_first, self.zoneout, file)
 
     # --- weights and scales
 

@@ -29,7 +29,7 @@ from quant_gru.interchange.onnx.lowered import TRACED, check_opset, lower, trans
 from quant_gru.interchange.onnx.model import Form, cell_model, sequence_model, step_model
 from quant_gru.interchange.onnx.notes import write_notes
 from quant_gru.interchange.onnx.packing import padded
-from quant_gru.interchange.onnx.profiles import check_profile
+from quant_gru.interchange.onnx.profiles import EXACT, check_profile
 from quant_gru.interchange.onnx.sizes import fix_sizes, fold_sizes
 from quant_gru.interchange.onnx.source import Source
 from quant_gru.interchange.onnx.translation import any_size, placeholders, translations
@@ -75,7 +75,8 @@ def export_onnx(
         path: Where to write; an existing file is replaced.
         example: The input of the model, a tuple of its positional inputs, or a dict of keyword
             arguments.
-        profile: 'integer' (equal to the plan), 'qdq', 'float' or 'node'; see docs/onnx.md.
+        profile: 'integer' or 'operator' (equal to the plan), 'qdq', 'float' or 'node'; see
+            docs/onnx.md.
         verify: Whether to run the file in ONNX Runtime and compare it with the plan.
         dynamic_shapes: As for `torch.onnx.export`, of a whole model; None for all that can be.
         batch: A number of rows that is fixed in the file, that of the example; None for any.
@@ -126,7 +127,7 @@ def export_onnx(
         report = verified_model(proto, model, example, profile, traced, asked) if verify else {}
         freeze_sizes(proto, traced)
         content = proto.SerializeToString()
-    if profile == "integer":
+    if profile in EXACT:
         expect_none(report)
     write_bytes(path, content)
     return report
@@ -151,7 +152,8 @@ def export_step_onnx(
     Args:
         gru: A GRU of one direction.
         path: Where to write; an existing file is replaced.
-        profile: 'integer' (equal to the plan), 'qdq', 'float' or 'node'; see docs/onnx.md.
+        profile: 'integer' or 'operator' (equal to the plan), 'qdq', 'float' or 'node'; see
+            docs/onnx.md.
         verify: Whether to run a few steps in ONNX Runtime and compare them with the plan.
         batch: A number of rows that is fixed in the file; None for any.
         optional_states: Whether the states have the start of a stream as default, so that a first
@@ -177,7 +179,7 @@ def export_step_onnx(
     form = replace(_form(opset, batch, None), optional_states=optional_states)
     content = _bytes(step_model(source, profile, form))
     report = verified_steps(content, source) if verify else {}
-    if profile == "integer":
+    if profile in EXACT:
         expect_none(report)
     write_bytes(path, content)
     return report
@@ -189,7 +191,7 @@ def onnx_translations(profile: str = "integer") -> dict[Callable[..., Any], Call
     The argument is `custom_translation_table`; GRUs must have `use_quantization` True.
 
     Args:
-        profile: 'integer', 'qdq', 'float' or 'node'; see docs/onnx.md.
+        profile: 'integer', 'operator', 'qdq', 'float' or 'node'; see docs/onnx.md.
 
     Raises:
         QuantGRUError: The profile is unknown, or a package is missing.

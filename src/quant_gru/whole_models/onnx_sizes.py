@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quant_gru.errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
+from quant_gru.interchange.onnx.profiles import EXACT
 from quant_gru.interchange.onnx.verify import OutputDifference
 from quant_gru.whole_models.onnx_model_verify import ModelFile, Report
 from quant_gru.whole_models.other_sizes import freeze_sizes, others, sizes_of
@@ -55,7 +56,7 @@ def verified_model(
     if check.frozen:
         check.tell(asked)
     freeze_sizes(proto, check.fixed)
-    if profile != "integer":
+    if profile not in EXACT:
         _warn_of_float_layers(check.report)
     return check.report
 

@@ -1,1 +1,1 @@
-"""ONNX graphs of a GRU, in four profiles."""
+"""ONNX graphs of a GRU, in five profiles."""

@@ -21,6 +21,8 @@ OPSET = 21  # the first opset with INT4, and with 16-bit QuantizeLinear and Dequ
 INT2_OPSET = 25
 OPSETS = range(17, INT2_OPSET + 1)
 MICROSOFT = "com.microsoft"
+OPERATORS = "quant_gru.operators"
+"""The domain of the operators of our library for ONNX Runtime."""
 CONTAINERS = {"torch.int8": "INT8", "torch.uint8": "UINT8", "torch.int16": "INT16"}
 CONTAINERS |= {"torch.int32": "INT32", "torch.int64": "INT64"}
 Constants: TypeAlias = "dict[tuple[str, tuple[int, ...], bytes], Value]"
@@ -106,7 +108,9 @@ class Builder:
     @property
     def opset_imports(self) -> dict[str, int]:
         """Domain -> version of the operators that a graph may have."""
-        return {"": self.opset} if self.opset >= OPSET else {"": self.opset, MICROSOFT: 1}
+        domains = {node.domain for node in self.nodes} & {OPERATORS}
+        domains |= set() if self.opset >= OPSET else {MICROSOFT}
+        return {"": self.opset, **dict.fromkeys(sorted(domains), 1)}
 
     @property
     def outermost(self) -> Builder:
@@ -141,13 +145,13 @@ class Builder:
         return found
 
     def ops(
-        self, kind: str, count: int, *inputs: Value | None, **attributes: Any
+        self, kind: str, count: int, *inputs: Value | None, domain: str = "", **attributes: Any
     ) -> Sequence[Value]:
         """Add a node and return its `count` outputs."""
         if kind == "Split" and self.opset < 18:
             attributes.pop("num_outputs", None)
         found: Sequence[Value] = self._tape.op_multi_out(
-            kind, inputs, attributes=attributes, num_outputs=count
+            kind, inputs, attributes=attributes, num_outputs=count, domain=domain
         )
         self._name(found)
         return found
@@ -303,9 +307,13 @@ def infer_shapes(model: Any) -> None:
 def proto_of(model: Any) -> Any:
     """Return an onnx_ir model as protobuf, with notes of those shapes alone that a reader needs.
 
-    Every reader infers the others, from the inputs and the nodes.
+    Every reader infers the others, from the inputs and the nodes. What our operators give is known
+    from notes alone.
     """
     proto = onnx_ir().to_proto(model)
+    functions = (node for function in proto.functions for node in function.node)
+    if any(node.domain == OPERATORS for node in (*proto.graph.node, *functions)):
+        return proto
     stored = {tensor.name for tensor in proto.graph.initializer}
     noted = [value for value in proto.graph.value_info if value.name not in stored]
     del proto.graph.value_info[:]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quant_gru.interchange.onnx.builder import (
+    OPERATORS,
     Builder,
     Constants,
     Names,
@@ -100,7 +101,7 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
         borders.append(
             (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs, strict=True)))
         )
-    model.graph.opset_imports.update(Builder(opset=opset).opset_imports)
+    model.graph.opset_imports.update(Builder(opset=opset).opset_imports, **{OPERATORS: 1})
     common = ir.passes.common
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveUnusedNodesPass()(model)

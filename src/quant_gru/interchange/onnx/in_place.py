@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quant_gru.interchange.onnx.builder import Builder, Constants, Names, Value, names_of, onnx_ir
+from quant_gru.interchange.onnx.builder import (
+    OPERATORS,
+    Builder,
+    Constants,
+    Names,
+    Value,
+    names_of,
+    onnx_ir,
+)
 from quant_gru.interchange.onnx.profiles import add_gru, zero_states
 from quant_gru.interchange.onnx.source import Source
 
@@ -58,6 +66,8 @@ def replace_grus(
     model.graph.opset_imports.update(
         {d: v for d, v in Builder(opset=opset).opset_imports.items() if d}
     )
+    if profile == "operator":
+        model.graph.opset_imports[OPERATORS] = 1
     for each in fixed:
         _store(model.graph, each)
     return reached

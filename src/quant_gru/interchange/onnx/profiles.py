@@ -1,4 +1,4 @@
-"""The four profiles, by name: each adds all layers of a GRU to a graph."""
+"""The five profiles, by name: each adds all layers of a GRU to a graph."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from quant_gru.interchange.onnx.builder import CONTAINERS, Builder, Value
 from quant_gru.interchange.onnx.integer import IntegerCell
 from quant_gru.interchange.onnx.layers import Cell, sequence, split_states
 from quant_gru.interchange.onnx.node import float_layers, node_layers
+from quant_gru.interchange.onnx.operator import operator_layers
 from quant_gru.interchange.onnx.qdq import QdqCell
 from quant_gru.interchange.onnx.source import Source
 
-PROFILES = ("integer", "qdq", "float", "node")
+PROFILES = ("integer", "qdq", "float", "node", "operator")
+EXACT = ("integer", "operator")  # these give the codes of the plan
 CELLS: dict[str, Callable[[CellPlan], Cell]] = {"integer": IntegerCell, "qdq": QdqCell}
 
 
@@ -39,13 +41,13 @@ def plan_of(source: Source, profile: str) -> GRUPlan:
             f"Expected a calibrated GRU for profile {profile!r}, got one without scales; call "
             "calibrate(data) and finalize_calibration() first"
         )
-    if source.plan.is_far and profile != "integer":
+    if source.plan.is_far and profile not in EXACT:
         raise QuantGRUError(
             f"Expected a zero point of input.x that is a code for profile {profile!r}, got "
             f"{source.plan.cells[0][0].border.zero_point} (input_excludes_zero); use profile "
             "'integer' (operator 'input.x')"
         )
-    if not source.plan.rounds_to_even and profile != "integer":
+    if not source.plan.rounds_to_even and profile not in EXACT:
         cell = source.plan.cells[0][0]
         rules = f"{cell.frozen.rounding!r}, {cell.border.rounding!r}"
         raise QuantGRUError(
@@ -88,6 +90,8 @@ def add_gru(
     plan = plan_of(source, profile)
     if profile == "node":
         return node_layers(b, source, plan, x, h0, lengths)
+    if profile == "operator":
+        return operator_layers(b, source, x, h0, lengths)
     return sequence(b, plan, cells_of(source, profile), x, h0, lengths)
 
 
@@ -127,7 +131,7 @@ def cell_step(
 def node_step(
     b: Builder, source: Source, profile: str, x: Value, states: Sequence[Value]
 ) -> tuple[Value, list[Value]]:
-    """Add one step in profile 'float' or 'node': GRU nodes that read one step; as `cell_step`."""
+    """Add one step in a profile of GRU nodes, which read one step; as `cell_step`."""
     plan = plan_of(source, profile)
     quantizers = [layer[0].h for layer in plan.cells]
     real = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quant_gru.execution.layers import Weights
@@ -23,6 +23,7 @@ class Source:
         directions: 1 or 2.
         batch_first: Whether N comes before T in inputs and outputs.
         zoneout: Share of a state that a unit keeps.
+        file: Returns the bytes of its frozen file, with time first in inputs and outputs.
     """
 
     plan: GRUPlan | None
@@ -33,3 +34,4 @@ class Source:
     directions: int
     batch_first: bool
     zoneout: float = 0.0
+    file: Callable[[], bytes] | None = None

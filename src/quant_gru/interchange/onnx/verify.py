@@ -11,9 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quant_gru.config.files import read_bytes
 from quant_gru.errors import QuantGRUError
 from quant_gru.execution.layers import run_real
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.interchange.onnx.builder import OPERATORS
+from quant_gru.interchange.onnx.operator import onnx_operator_library
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,9 @@ def session_of(model: bytes | str) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    content = model if isinstance(model, bytes) else read_bytes(model)
+    if OPERATORS.encode() in content:
+        options.register_custom_ops_library(onnx_operator_library())
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no other class

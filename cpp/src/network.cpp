@@ -99,8 +99,8 @@ void Network::run(const float *x, int64_t T, int64_t N, float *y, const RunOptio
     if (!x || !y) throw ArgumentError("Expected addresses of x and y, got null");
     if (options.lengths)
         for (int64_t row = 0; row < N; ++row)
-            require(options.lengths[row] >= 1 && options.lengths[row] <= T,
-                    "lengths to be in [1, " + std::to_string(T) + "]", options.lengths[row]);
+            require(options.lengths[row] >= 0 && options.lengths[row] <= T,
+                    "lengths to be in [0, " + std::to_string(T) + "]", options.lengths[row]);
     const int64_t C = shape_.input_size, H = shape_.hidden_size, width = shape_.directions * H;
     std::vector<float> last;
     if (!options.h_n) last.resize(layers_.size() * static_cast<size_t>(N * H));

@@ -2,8 +2,9 @@
 //
 // Its attribute `model` has the bytes of FrozenQuantGRU.save in base64, as strings of ONNX are
 // UTF-8. Inputs are x (T, N, C), or (N, T, C) if the file says batch_first, and, where they are
-// given, h0 (layers * D, N, H) and lengths int64 (N). Outputs are y (T, N, D * H), or (N, T, D *
-// H), and h_n (layers * D, N, H). A call runs in the thread that ONNX Runtime calls it in.
+// given, h0 (layers * D, N, H) and lengths int64 (N), clamped to 0..T. Outputs are y (T, N, D * H),
+// or (N, T, D * H), and h_n (layers * D, N, H). A call runs in the thread that ONNX Runtime calls
+// it in.
 #include <algorithm>
 #include <array>
 #include <exception>
@@ -78,9 +79,12 @@ class Kernel {
             fail("lengths", text_of({N}), lengths);
         std::vector<int64_t> of_y = x.shape;
         of_y[2] = shape.directions * shape.hidden_size;
+        std::vector<int64_t> steps;
+        for (int64_t row = 0; lengths.data && row < N; ++row)
+            steps.push_back(std::min(std::max<int64_t>(lengths.as<int64_t>()[row], 0), T));
         RunOptions options;
         options.h0 = h0.as<float>();
-        options.lengths = lengths.as<int64_t>();
+        options.lengths = lengths.data ? steps.data() : nullptr;
         options.h_n = output(context, 1, of_states);
         options.threads = 1;
         model_.run(x.as<float>(), T, N, output(context, 0, of_y), options);
@@ -139,7 +143,7 @@ std::string attribute(const ort::Api &api, const ort::KernelInfo *info, const ch
     check(api.string_attribute(info, name, nullptr, &size));
     std::string value(size, '\0');
     check(api.string_attribute(info, name, &value[0], &size));
-    value.resize(size - 1);  // without the zero at its end
+    if (size) value.resize(size - 1);  // without the zero at its end
     return value;
 }
 

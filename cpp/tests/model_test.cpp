@@ -60,11 +60,11 @@ void test_arguments(const Case &c) {
     RunOptions options;
     options.threads = -1;
     CHECK_THROWS(ArgumentError, "threads to be at least 0", run(c.T, c.N, options));
-    for (int64_t length : {int64_t{0}, c.T + 1}) {
+    for (int64_t length : {int64_t{-1}, c.T + 1}) {
         const std::vector<int64_t> lengths(static_cast<size_t>(c.N), length);
         options = {};
         options.lengths = lengths.data();
-        CHECK_THROWS(ArgumentError, "lengths to be in [1, ", run(c.T, c.N, options));
+        CHECK_THROWS(ArgumentError, "lengths to be in [0, ", run(c.T, c.N, options));
     }
     CHECK_THROWS(ArgumentError, model.shape().directions > 1 ? "bidirectional" : "N to be in",
                  model.stream(0));

@@ -11,12 +11,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import quant_gru
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.interchange.onnx.profiles import EXACT, PROFILES
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 ort = pytest.importorskip("onnxruntime")
 
-PROFILES = ("integer", "qdq", "float", "node")
 OLD = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::FutureWarning"),
@@ -27,6 +27,7 @@ def run(path, *inputs):
     """The outputs of a file for inputs in its order."""
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.register_custom_ops_library(quant_gru.onnx_operator_library())
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     feeds = dict(zip(names, (each.numpy() for each in inputs), strict=True))
@@ -114,13 +115,13 @@ def test_saturating_infinite_and_missing_values(path):
         assert torch.equal(run(path, x)[0], gru(torch.nan_to_num(x, 0.0, torch.inf, -torch.inf))[0])
 
 
-@pytest.mark.parametrize("profile", ["integer", "float", "qdq", "node"])
+@pytest.mark.parametrize("profile", PROFILES)
 def test_a_frozen_gru(profile, path, tmp_path):
     gru = quantized("w8a16-fused", num_layers=2)
     frozen = FrozenQuantGRU.from_state_dict(gru.freeze().state_dict())
     x = seeded(5, 2, C)
     report = quant_gru.export_onnx(frozen, path, x, profile)
-    assert profile != "integer" or none_differ(report)
+    assert profile not in EXACT or none_differ(report)
     other = tmp_path / "other.onnx"
     quant_gru.export_onnx(gru, other, x, profile)
     with torch.no_grad():
@@ -215,11 +216,11 @@ def test_steps_are_the_stream(config, profile, path):
         y, *codes = run(path, step, *codes)
         expected = stream(step)
         assert [each.dtype for each in codes] == containers
-        if profile == "integer":
+        if profile in EXACT:
             assert torch.equal(y, expected)
             assert torch.equal(torch.stack(codes), stream.state)
     assert set(report) == {"output", "state"}
-    assert profile != "integer" or none_differ(report)
+    assert profile not in EXACT or none_differ(report)
     assert all(each.largest_real < 0.5 for each in report.values())
 
 
@@ -249,17 +250,18 @@ class Tagger(torch.nn.Module):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_whole_model_with_another_batch_and_length(profile, path):
     model = Tagger().train()
-    N = 1 if profile == "integer" else 3
+    N = 1 if profile in EXACT else 3
     report = quant_gru.export_onnx(model, path, seeded(N, 9, 4), profile)
     assert model.training
     assert set(report) == {"gru.input", "gru.output", "gru.h_n", "linear", "getitem_1"}
-    assert profile != "integer" or none_differ(report)
+    assert profile not in EXACT or none_differ(report)
     x, model = seeded(5, 13, 4, seed=4), model.eval()
     with torch.no_grad():
         y, h_n = model(x)
-    for call, exact in zip(runtimes(path), (1e-6, 0.02), strict=False):
+    calls = runtimes(path) if profile != "operator" else [partial(run, path)]
+    for call, exact in zip(calls, (1e-6, 0.02), strict=False):
         # OpenVINO's convolution may round to the other side of a code
-        tolerance = exact if profile == "integer" else 0.1
+        tolerance = exact if profile in EXACT else 0.1
         for ours, theirs in zip(call(x), (y, h_n), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
@@ -363,19 +365,19 @@ def test_a_streaming_denoiser_in_every_profile(profile, path):
     model = Denoiser(quantized("pot8")).eval()
     example = seeded(3, 2, C), torch.zeros(1, 2, H)
     report = quant_gru.export_onnx(model, path, example, profile)
-    assert profile != "integer" or none_differ(report)
+    assert profile not in EXACT or none_differ(report)
     x, start = seeded(9, 4, C, seed=3), torch.zeros(1, 4, H)
     with torch.no_grad():
         y, h_n = model(x, start)
     if profile == "node" and find_spec("openvino"):
         with pytest.raises(RuntimeError, match="LBR GRU forward propagation primitive"):
             openvino_run(path)
-    for call in runtimes(path) if profile != "node" else [partial(run, path)]:
+    for call in runtimes(path) if profile not in ("node", "operator") else [partial(run, path)]:
         steps, hx = [], start
         for chunk in x.split((1, 6, 2)):
             found, hx = call(chunk, hx)
             steps.append(found)
-        tolerance = 1e-6 if profile == "integer" else 0.1
+        tolerance = 1e-6 if profile in EXACT else 0.1
         torch.testing.assert_close(torch.cat(steps), y, rtol=0, atol=tolerance)
         torch.testing.assert_close(hx, h_n, rtol=0, atol=tolerance)
 
@@ -390,13 +392,14 @@ def test_openvino_takes_steps(profile, path):
         y, *codes = call(step, *codes)
         expected = stream(step)
         assert codes[0].dtype == stream.state.dtype
-        tolerance = 0 if profile == "integer" else 0.1
+        tolerance = 0 if profile in EXACT else 0.1
         torch.testing.assert_close(y, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("profile", "opset"), [("integer", 18), ("qdq", 18), ("qdq", 21), ("float", 21), ("node", 21)]
+    ("profile", "opset"),
+    [("integer", 18), ("qdq", 18), ("qdq", 21), ("float", 21), ("node", 21), ("operator", 21)],
 )
 def test_the_exporter_of_torch_with_a_translation_table(profile, opset, path):
     model, auto = Tagger().eval(), torch.export.Dim.AUTO
@@ -413,7 +416,7 @@ def test_the_exporter_of_torch_with_a_translation_table(profile, opset, path):
     x = seeded(5, 13, 4, seed=4)
     with torch.no_grad():
         y, h_n = model(x)
-    tolerance = 1e-6 if profile == "integer" else 0.1
+    tolerance = 1e-6 if profile in EXACT else 0.1
     for ours, theirs in zip(run(path, x), (y, h_n), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
@@ -447,7 +450,7 @@ def test_export_mode_with_the_older_exporter(profile, config, path):
     assert found.count("Scan") == (2 if profile in ("integer", "qdq") else 0)
     x = seeded(4, 11, C, seed=4)
     gru.use_quantization = profile != "float"
-    tolerance = {"integer": 0.0, "float": 1e-6}.get(profile, 0.1)
+    tolerance = {"integer": 0.0, "operator": 0.0, "float": 1e-6}.get(profile, 0.1)
     with torch.no_grad():
         for ours, theirs in zip(run(path, x), gru(x), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)

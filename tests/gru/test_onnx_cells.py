@@ -4,7 +4,9 @@ import pytest
 import torch
 from gru_helpers import C, H, seeded
 
+import quant_gru
 from quant_gru import QuantConfig, QuantGRUCell, QuantGRUError, export_onnx, export_step_onnx
+from quant_gru.interchange.onnx.profiles import EXACT, PROFILES
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -22,12 +24,14 @@ def cell():
 
 
 def run(path, **inputs):
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(quant_gru.onnx_operator_library())
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     assert [each.name for each in session.get_outputs()] == ["output"]
     return torch.from_numpy(session.run(None, {k: v.numpy() for k, v in inputs.items()})[0])
 
 
-@pytest.mark.parametrize("profile", ["integer", "qdq", "float", "node"])
+@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("states", [False, True])
 def test_a_cell_reads_one_step(states, frozen, profile, cell, tmp_path):
@@ -35,13 +39,13 @@ def test_a_cell_reads_one_step(states, frozen, profile, cell, tmp_path):
     example = (seeded(3, C), seeded(3, H)) if states else seeded(3, C)
     report = export_onnx(module, path, example, profile)
     assert set(report) == {"output"}
-    assert profile != "integer" or not report["output"].wrong
+    assert profile not in EXACT or not report["output"].wrong
     # values in the calibrated range, which ends nowhere in the profile float
     x, h = seeded(5, C, seed=2, scale=0.5), seeded(5, H, seed=3, scale=0.1)
     found = run(path, input=x, hx=h) if states else run(path, input=x)
     with torch.no_grad():
         expected = cell(x, h if states else None)
-    tolerance = 0 if profile == "integer" else 0.1
+    tolerance = 0 if profile in EXACT else 0.1
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
     operators = [node.op_type for node in onnx.load(path).graph.node]
     assert "Scan" not in operators

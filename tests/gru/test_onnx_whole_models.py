@@ -6,6 +6,7 @@ import torch
 from gru_helpers import seeded
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+import quant_gru
 from quant_gru import (
     QuantGRUError,
     QuantGRUWarning,
@@ -14,6 +15,7 @@ from quant_gru import (
     export_onnx,
     freeze_model,
 )
+from quant_gru.interchange.onnx.profiles import EXACT, PROFILES
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +45,7 @@ def sizes(path):
 def run(path, *inputs):
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.register_custom_ops_library(quant_gru.onnx_operator_library())
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     return session.run(None, dict(zip(names, (each.numpy() for each in inputs), strict=True)))
@@ -89,6 +92,7 @@ class Tagger(torch.nn.Module):
         ({"bidirectional": True}, "float"),
         ({"last": True}, "node"),
         ({"num_layers": 2, "last": True}, "integer"),
+        ({"num_layers": 2, "last": True}, "operator"),
     ],
 )
 def test_a_result_that_nothing_reads(options, profile, path):
@@ -122,7 +126,7 @@ def test_calls_that_nothing_reads(profile, path):
     x = seeded(7, 2, 5)
     report = export_onnx(made(Idle, x), path, x, profile)
     assert not any(each.differing for name, each in report.items() if "input" in name)
-    assert profile != "integer" or exact(report)
+    assert profile not in EXACT or exact(report)
     assert "gru.output" not in report
     assert {"gru#1.output", "gru#3.output"} <= set(report)
 
@@ -158,11 +162,11 @@ def test_a_constant_initial_state(kind, layers, profile, path):
     x = seeded(1, 7, 5)
     model = made(lambda: Started(kind, layers), x)
     report = export_onnx(model, path, x, profile)
-    assert profile != "integer" or exact(report)
+    assert profile not in EXACT or exact(report)
     assert report["transpose_1"].differing == 0
     # the batch of the state is that of the model
     assert sizes(path)["x"][0] == 1
-    model.gru.use_quantization = profile == "integer"
+    model.gru.use_quantization = profile in EXACT
     same_as_torch(path, model, seeded(1, 11, 5, seed=4))
 
 
@@ -219,7 +223,7 @@ def test_packed_rows_by_themselves_are_an_error(then, shape, path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("profile", ["integer", "qdq", "float", "node"])
+@pytest.mark.parametrize("profile", PROFILES)
 def test_lengths_are_clamped_to_the_steps(profile, path):
     model = made(Packs, ROWS, LENGTHS)
     export_onnx(model, path, (ROWS, LENGTHS), profile, verify=False)
@@ -284,7 +288,7 @@ def test_a_loop_over_steps_fixes_their_number(profile, path):
         "cell#2.output",
     ]
     assert sizes(path)["x"][1:] == [3, 5]
-    if profile == "integer":
+    if profile in EXACT:
         same_as_torch(path, model, seeded(6, 3, 5, seed=2))
 
 
@@ -449,13 +453,13 @@ class Half(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("batch_first", "profile"),
-    [(True, "integer"), (True, "qdq"), (True, "float"), (True, "node"), (False, "integer")],
+    [*((True, each) for each in PROFILES), (False, "integer")],
 )
 def test_a_half_model_loads_and_gives_its_values(batch_first, profile, path):
     x = seeded(4, 8, 6).half()
     model = made(lambda: Half(batch_first).half(), x)
     report = export_onnx(model, path, x, profile)
-    assert profile != "integer" or exact(report)
+    assert profile not in EXACT or exact(report)
     assert report["linear"].differing == 0
     # ONNX Runtime ends the process at a cast to float16 that is transposed
     casts = {

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 
+import quant_gru
 from quant_gru import (
     calibrate_model,
     convert_model,
@@ -13,6 +14,7 @@ from quant_gru import (
     onnx_translations,
 )
 from quant_gru.errors import QuantGRUError
+from quant_gru.interchange.onnx.profiles import EXACT, PROFILES
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -50,25 +52,27 @@ def made(calls, preset="int8"):
 
 
 def run(path, *inputs):
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(quant_gru.onnx_operator_library())
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     feeds = dict(zip(names, (each.numpy() for each in inputs), strict=True))
     return [torch.from_numpy(each) for each in session.run(None, feeds)]
 
 
-@pytest.mark.parametrize("profile", ["integer", "qdq", "float", "node"])
+@pytest.mark.parametrize("profile", PROFILES)
 def test_twelve_calls_are_hardly_larger_than_one(profile, tmp_path):
     sizes = []
-    most = CALLS if profile == "integer" else 4
+    most = CALLS if profile in EXACT else 4
     for calls in (1, most):
         path = tmp_path / f"{calls}.onnx"
         model = made(calls)
-        report = export_onnx(model, path, example(), profile, verify=profile == "integer")
+        report = export_onnx(model, path, example(), profile, verify=profile in EXACT)
         sizes.append(path.stat().st_size)
         onnx.checker.check_model(onnx.load(path))
     # one function more for each GRU, whose constants it does not share
     assert sizes[1] <= 1.3 * sizes[0], sizes
-    if profile == "integer":
+    if profile in EXACT:
         assert {"gru#11.output", "cell#11.output"} <= set(report)
         assert not any(each.differing for each in report.values())
         x, h = example(3, 2)

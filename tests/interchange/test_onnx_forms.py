@@ -16,13 +16,13 @@ from quant_gru import (
     export_onnx,
     export_step_onnx,
 )
+from quant_gru.interchange.onnx.profiles import EXACT, PROFILES
 from quant_gru.whole_models.onnx_verify import verified_file
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 ort = pytest.importorskip("onnxruntime")
 
-PROFILES = ("integer", "qdq", "float", "node")
 C, H = 5, 6
 
 
@@ -62,6 +62,7 @@ def tagger():
 def session_of(path):
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    options.register_custom_ops_library(quant_gru.onnx_operator_library())
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
@@ -88,8 +89,8 @@ def test_one_step_has_no_scan(profile, options, path):
     graph = onnx.load(path).graph
     assert "Scan" not in [node.op_type for node in graph.node]
     assert shapes(graph.input)[0] == ["batch", 1, C]
-    assert profile != "integer" or not any(each.differing for each in report.values())
-    if profile == "integer":
+    assert profile not in EXACT or not any(each.differing for each in report.values())
+    if profile in EXACT:
         more = torch.cat((x, x.flip(0))), torch.cat((hx, hx.flip(1)), 1)
         with torch.no_grad():
             expected = gru(*more)
@@ -106,7 +107,7 @@ def test_fixed_sizes_of_a_whole_model(profile, path):
     assert shapes(graph.input) == [[3, 20, 4]]
     assert shapes(graph.output)[0] == [3, 11, 2 * C]
     assert all(isinstance(dim, int) for shape in shapes(known) for dim in shape)
-    assert profile != "integer" or not any(each.differing for each in report.values())
+    assert profile not in EXACT or not any(each.differing for each in report.values())
 
 
 def test_one_fixed_size_leaves_the_other(path):
@@ -162,7 +163,7 @@ def test_opset_17(profile, path):
         onnx.checker.check_model(found)
         assert {each.domain: each.version for each in found.opset_import}[""] == 17
         assert found.ir_version == 8
-        assert profile != "integer" or not any(each.differing for each in report.values())
+        assert profile not in EXACT or not any(each.differing for each in report.values())
 
 
 @pytest.mark.parametrize("profile", ["integer", "node"])
@@ -176,7 +177,7 @@ def test_opset_17_of_a_whole_model(profile, path):
     with torch.no_grad():
         expected = model(x)
     for ours, theirs in zip(session_of(path).run(None, {"x": x.numpy()}), expected, strict=True):
-        assert np.abs(ours - theirs.numpy()).max() < (1e-6 if profile == "integer" else 0.2)
+        assert np.abs(ours - theirs.numpy()).max() < (1e-6 if profile in EXACT else 0.2)
 
 
 class New(torch.nn.Module):
@@ -218,7 +219,7 @@ def test_metadata_of_every_file(profile, path):
         (lambda: export_step_onnx(gru, path, profile, verify=False), ""),
         (lambda: export_onnx(model, path, torch.randn(2, 4, C), profile, verify=False), "0."),
     ]
-    for write, before in writes[: 3 if profile == "integer" else 2]:
+    for write, before in writes[: 3 if profile in EXACT else 2]:
         write()
         found = notes(path)
         assert found["quant_gru.profile"] == profile
@@ -297,6 +298,6 @@ def test_a_first_step_without_states(profile, preset, batch, path):
         y, *after = session.run(None, {"input": x.numpy(), **states})
         states = {f"state_l{layer}": codes for layer, codes in enumerate(after)}
         expected = stream(x).numpy()
-        if profile == "integer":
+        if profile in EXACT:
             assert np.array_equal(y, expected)
         assert np.abs(y - expected).max() < 0.3

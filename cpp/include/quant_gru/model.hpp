@@ -38,7 +38,7 @@ struct Shape {
 struct RunOptions {
     const float *h0 = nullptr;         // (num_layers * D, N, H); null for zeros
     float *h_n = nullptr;              // receives the last states, same shape; null if not needed
-    const int64_t *lengths = nullptr;  // (N), steps of each sequence, 1..T; null if all have T
+    const int64_t *lengths = nullptr;  // (N), steps of each sequence, 0..T; null if all have T
     int threads = 0;                   // at most so many; 0 for one per processor
 };
 

@@ -44,7 +44,7 @@ typedef struct {
     size_t size;
     const float *h0;        /* (num_layers * D, N, H), or null for zeros */
     float *h_n;             /* receives the last states, same shape; or null */
-    const int64_t *lengths; /* (N), steps of each sequence, 1..T; or null if all have T */
+    const int64_t *lengths; /* (N), steps of each sequence, 0..T; or null if all have T */
     int64_t threads;        /* at most so many; 0 for one per processor */
 } qgru_options;
 

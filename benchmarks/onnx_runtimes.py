@@ -132,6 +132,7 @@ def onnx_runtime(path: Path, basic: bool = False) -> Callable[..., list[Any]]:
     """Load a file in ONNX Runtime, with one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.register_custom_ops_library(quant_gru.onnx_operator_library())
     if basic:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -321,7 +322,10 @@ def print_times(folder: Path) -> None:
         rows = {
             "frozen file": row_of_file(gru, x, folder),
             "C source": [str(flash), "", f"{2e5 * taken:.2f}", f"{1e6 * taken:.1f}"],
-            **{f"ONNX {name}": row_of_onnx(gru, x, folder, name) for name in PROFILES},
+            **{
+                f"ONNX {name}": row_of_onnx(gru, x, folder, name)
+                for name in (*PROFILES, "operator")
+            },
         }
         for form, cells in rows.items():
             print("|", " | ".join((f"{C}, {H}, {preset}", form, *cells)), "|", flush=True)

@@ -6,7 +6,6 @@
 // or (N, T, D * H), and h_n (layers * D, N, H). A call runs in the thread that ONNX Runtime calls
 // it in.
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <memory>
 #include <string>

@@ -15,9 +15,11 @@ INCLUDE = ROOT / "cpp/include/quant_gru"
 pytestmark = [NEEDS_TOOLS, pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")]
 
 
-def exported(build: Path, *options: str) -> list[tuple[str, str]]:
+def exported(
+    build: Path, *options: str, library: str = "libgru_quant_shared.so"
+) -> list[tuple[str, str]]:
     """Type and name of every symbol."""
-    lines = run("nm", "-D", "--defined-only", *options, build / "libgru_quant_shared.so")
+    lines = run("nm", "-D", "--defined-only", *options, build / library)
     return [tuple(line.split(maxsplit=2)[1:]) for line in lines.splitlines()]  # type: ignore[misc]
 
 
@@ -45,6 +47,10 @@ def test_the_rest_is_the_documented_cpp_interface(build: Path) -> None:
         first = re.match(r"quant_gru::(?:cuda::)?(\w+)", plain)
         assert first is not None, name
         assert re.search(rf"\b{first[1]}\b", headers), name
+
+
+def test_the_operator_of_onnx_runtime_is_one_function(build: Path) -> None:
+    assert exported(build, library="libgru_quant_onnxruntime.so") == [("T", "RegisterCustomOps")]
 
 
 def test_it_can_be_unloaded(build: Path, tmp_path: Path) -> None:

@@ -24,7 +24,13 @@ def test_the_tarball(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with tarfile.open(tarball) as archive:
         names = archive.getnames()
         archive.extractall(tmp_path, filter="data")
-    for ending in ("libgru_quant_static.a", "libgru_quant_shared.so.1", "model.hpp", "LICENSE"):
+    for ending in (
+        "libgru_quant_static.a",
+        "libgru_quant_shared.so.1",
+        "libgru_quant_onnxruntime.so",
+        "model.hpp",
+        "LICENSE",
+    ):
         assert any(name.endswith(ending) for name in names), ending
     assert not any("/tests/" in name for name in names)
     folder = tmp_path / names[0].partition("/")[0]

@@ -314,8 +314,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     // A step projects its own input if steps are processed one at a time with separate plane sums.
     const bool projects =
         Sums<typename V::Lane, P>::kApart && p.W.planes == P && ahead == 1 && rows > 1;
-    int rule = QG_HALF_EVEN;
-    if constexpr (!V::kEven) rule = V::Lane::kNeedsDirection ? p.rule : rule;
+    const int rule = V::kTies == Ties::stretched ? QG_HALF_EVEN : p.rule;
     auto project_steps = [&](int steps, int first, int end, float *to) {
         const Direction direction(rule);
         if (p.W.planes == 1 || kMaxPlanes == 1)
@@ -402,25 +401,23 @@ bool run_planes(const FusedPlan &p, const Job &job) {
     return p.R.planes == 1 ? run_lanes<V, 1>(p, job) : run_lanes<V, kMaxPlanes>(p, job);
 }
 
+template <Ties kHow>
 bool run_ruled(const FusedPlan &p, const Job &job) {
-    if (p.in_float) {
-        if (p.rule == QG_HALF_AWAY)
-            return run_lanes<typename RuledOf<WideFloats, Same::magnitude, Toward::zero>::type, 1>(
-                p, job);
-        if (p.rule == QG_DOUBLE)
-            return run_lanes<typename RuledOf<WideFloats, Same::sign, Toward::down>::type, 1>(p,
-                                                                                              job);
-        return run_lanes<typename RuledOf<WideFloats, Same::all, Toward::down>::type, 1>(p, job);
-    }
+    if (p.in_float) return run_lanes<typename RuledOf<WideFloats, kHow>::type, 1>(p, job);
 #if defined(QG_POWERS)
-    if (p.powers)
-        return run_planes<typename RuledOf<WidePowers, Same::sign, Toward::current>::type>(p, job);
+    if constexpr (kHow == Ties::up || kHow == Ties::any) {
+        if (p.powers) return run_planes<typename RuledOf<WidePowers, kHow>::type>(p, job);
+    }
 #endif
-    return run_planes<AnyRule<Doubles>>(p, job);
+    return run_planes<Ruled<Doubles, kHow>>(p, job);
 }
 
 bool run_packed(const FusedPlan &p, const Job &job) {
-    if (p.rule != QG_HALF_EVEN) return run_ruled(p, job);
+    if (p.rule == QG_HALF_UP && p.halves) return run_ruled<Ties::up>(p, job);
+    if (p.rule == QG_HALF_AWAY && p.stretches) return run_ruled<Ties::stretched>(p, job);
+    if (p.rule == QG_HALF_AWAY && p.in_float)
+        return run_lanes<typename RuledOf<WideFloats, Ties::away>::type, 1>(p, job);
+    if (p.rule != QG_HALF_EVEN && p.rule != QG_FLOOR) return run_ruled<Ties::any>(p, job);
     if (p.in_float) return run_lanes<WideFloats, 1>(p, job);
 #if defined(QG_POWERS)
     if (p.powers) return run_planes<WidePowers>(p, job);

@@ -68,15 +68,14 @@ inline void read_codes(const From *x, int n, int32_t zero, int32_t *out) {
 // rounds them.
 inline __m512 rounded_reals(const Quantizer &b, __m512 y) {
     if (__builtin_expect(b.rule == QG_HALF_EVEN, 1)) return y;
-    if (b.rule == QG_FLOOR)
-        return _mm512_roundscale_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    const __m512 whole = _mm512_roundscale_ps(y, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
-    const __m512 rest = _mm512_sub_ps(y, whole), one = _mm512_set1_ps(1.f);
-    const __m512 half = _mm512_set1_ps(0.5f), less = _mm512_set1_ps(-0.5f);
-    const __mmask16 up = _mm512_cmp_ps_mask(rest, half, _CMP_GE_OQ);
-    const __mmask16 down = b.rule == QG_HALF_AWAY ? _mm512_cmp_ps_mask(rest, less, _CMP_LE_OQ)
-                                                  : _mm512_cmp_ps_mask(rest, less, _CMP_LT_OQ);
-    return _mm512_mask_sub_ps(_mm512_mask_add_ps(whole, up, whole, one), down, whole, one);
+    constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+    constexpr int kZero = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
+    if (b.rule == QG_FLOOR) return _mm512_roundscale_ps(y, kDown);
+    const __m512 half = _mm512_set1_ps(0.5f);
+    if (b.rule == QG_HALF_UP)
+        return _mm512_roundscale_ps(_mm512_add_round_ps(y, half, kDown), kDown);
+    const __m512 signed_half = _mm512_or_ps(_mm512_and_ps(y, _mm512_set1_ps(-0.f)), half);
+    return _mm512_roundscale_ps(_mm512_add_round_ps(y, signed_half, kZero), kZero);
 }
 
 // `quantize` in whole vectors; the last vector is masked.

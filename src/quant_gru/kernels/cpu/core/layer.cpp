@@ -171,10 +171,10 @@ void Layer::arrange() {
         fused_.powers = exact.powers;
         const bool single = in_float || exact.powers;
         fused_.halves = halves_fit(fused_, single ? 24 : 53);
-        fused_.stretches =
-            in_float ? exact.stretched_float && sums_stretch(fused_, 24, stretches_float)
-                     : !exact.powers && exact.stretched_double &&
-                           sums_stretch(fused_, 53, stretches_double);
+        fused_.stretches = in_float
+                               ? exact.stretched_float && sums_stretch(fused_, 24, stretches_float)
+                               : !exact.powers && exact.stretched_double &&
+                                     sums_stretch(fused_, 53, stretches_double);
         kind_ = Kind::fused;
         return;
     }
@@ -192,8 +192,8 @@ void Layer::arrange() {
     for (const Projection *p : {&general_.W, &general_.R})
         for (int c = 0; c < 3 * H_; ++c) fits = fits && fits_float(p->m[c]);
     const bool even = fused_.rule == QG_HALF_EVEN || fused_.rule == QG_FLOOR;
-    general_.in_float = even && float32_ && general_.small_sums &&
-                        bound < (int64_t{1} << 24) && fits;
+    general_.in_float =
+        even && float32_ && general_.small_sums && bound < (int64_t{1} << 24) && fits;
 }
 
 const Cell &Layer::cell() const {

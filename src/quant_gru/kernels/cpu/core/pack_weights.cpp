@@ -98,8 +98,8 @@ bool is_power(double m) {
 }
 
 // A multiplier grows by up to 2 steps of 2^-53 of itself, and a power of two by 2^-23. The product
-// then grows by less than 2^-k if |v| times the odd part of M is small enough; ties are odd multiples
-// of that part, so that common factors of two count for nothing.
+// then grows by less than 2^-k if |v| times the odd part of M is small enough; ties are odd
+// multiples of that part, so that common factors of two count for nothing.
 bool stretches_float(double bound, int64_t M) { return (M & (M - 1)) == 0 && bound < 0x1p23; }
 bool stretches_double(double bound, int64_t M) {
     return M == 0 || bound * static_cast<double>(M / (M & -M)) < 0x1p51;
@@ -187,8 +187,8 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
             // The kernel adds half of 2^s before it shifts, and 1 more with QG_DOUBLE; the sum must
             // fit 32 bits.
             const int s = static_cast<int>(from.k[c]) - (from.M[c] ? std::ilogb(from.M[c]) : 0);
-            exact.powers = from.M[c] > 0 && (from.M[c] & (from.M[c] - 1)) == 0 && s >= 1 && s <= 30 &&
-                           bound + (int64_t{1} << (s - 1)) + 1 < int64_t{1} << 31;
+            exact.powers = from.M[c] > 0 && (from.M[c] & (from.M[c] - 1)) == 0 && s >= 1 &&
+                           s <= 30 && bound + (int64_t{1} << (s - 1)) + 1 < int64_t{1} << 31;
             if (!exact.powers) continue;
             int32_t *numbers = rounding + (unit / group * 3 + gate) * 3 * group + place;
             numbers[0] = s;

@@ -257,8 +257,12 @@ constexpr int64_t kNearWeights = 0;
 template <class V, int P, Mode kMode>
 bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     using Real = typename V::Real;
+    const int rule = V::kTies == Ties::stretched ? QG_HALF_EVEN : p.rule;
+    const int of_rows = kRowsDirect ? rule : QG_HALF_EVEN,
+              of_step = kRowsDirect ? QG_HALF_EVEN : rule;
     const Gates<typename V::Lane> gates(p);
     const Gates<V> wide_gates(p);
+    const Direction whole_call(of_rows);
     const int H = p.H, C = p.W.inputs;
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
     const int64_t x_stride = operand_stride(p.W), h_stride = operand_stride(p.R);
@@ -314,9 +318,8 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     // A step projects its own input if steps are processed one at a time with separate plane sums.
     const bool projects =
         Sums<typename V::Lane, P>::kApart && p.W.planes == P && ahead == 1 && rows > 1;
-    const int rule = V::kTies == Ties::stretched ? QG_HALF_EVEN : p.rule;
     auto project_steps = [&](int steps, int first, int end, float *to) {
-        const Direction direction(rule);
+        const Direction direction(of_step);
         if (p.W.planes == 1 || kMaxPlanes == 1)
             project<typename V::Lane, 1, kMode>(gates, x, x_stride, steps * rows, first, end, to);
         else
@@ -324,7 +327,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                                                          end, to);
     };
     auto advance_rows = [&](const float *from_input, int64_t at) {
-        const Direction direction(rule);
+        const Direction direction(of_step);
         if (projects)
             step<V, P, kMode, Sums<typename V::Lane, P>::kApart>(
                 gates, wide_gates, state, nullptr, x, x_stride, rows, lengths, at, keeps);

@@ -267,9 +267,12 @@ bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, i
     auto *row_codes = static_cast<int32_t *>(pieces.take((H > C ? H : C) * sizeof(int32_t)));
 
     const int rule = kHow == Ties::stretched ? QG_HALF_EVEN : p.rule;
+    const int of_rows = kRowsDirect ? rule : QG_HALF_EVEN,
+              of_step = kRowsDirect ? QG_HALF_EVEN : rule;
+    const Direction whole_call(of_rows);
     const auto project = [&](const Projection &of, const int16_t *a, int64_t stride, int count,
                              Real *to) {
-        const Direction direction(rule);
+        const Direction direction(of_step);
         project_pairs<Real, kHow>(of, rule, a, stride, count, to, p.small_sums);
     };
     bool nan = false;
@@ -296,9 +299,9 @@ bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, i
             for (int row = 0; row < rows; ++row) {
                 Real *state = h + static_cast<int64_t>(row) * H;
                 if (!job.lengths || job.lengths[first_row + row] > step) {
-                    const Direction direction(rule);
+                    const Direction direction(of_step);
                     general_gates<Real, kHow>(p, Wx + (s * rows + row) * wx_stride,
-                                               Rh + row * rh_stride, state, t);
+                                              Rh + row * rh_stride, state, t);
                     int16_t *codes = h16 + row * h_stride;
                     if (job.held) {
                         const uint8_t *held = job.held + (step * job.N + first_row + row) * H;

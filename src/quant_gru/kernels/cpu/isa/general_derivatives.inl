@@ -71,10 +71,9 @@ QG_ALONE void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const Gener
     product(p.rRh, t.r, Rh + 2 * H, t.rest, t.in.rest);
     if (p.rRh.present)
         add<Real, kHow, false, false>(opened(p.g_pre), Wx + 2 * H, nullptr, t.rest, nullptr, t.g,
-                                       H);
-    else
-        add<Real, kHow, false, true>(opened(p.g_pre), Wx + 2 * H, nullptr, t.r, Rh + 2 * H, t.g,
                                       H);
+    else
+        add<Real, kHow, false, true>(opened(p.g_pre), Wx + 2 * H, nullptr, t.r, Rh + 2 * H, t.g, H);
     clamp_all(t.g, p.g_pre, H, t.in.g);
     look_up_all(p.g, t.g, H);
     const Real one = static_cast<Real>(p.one);

@@ -82,9 +82,7 @@ struct Doubles {
         const Doubles8 far = a.v < 0 ? -magic - Doubles8{} : magic - Doubles8{};
         return {(a.v + far) - far};
     }
-    static inline Doubles sum_to_integer(Doubles a, Doubles c) {
-        return to_integer(add(a, c));
-    }
+    static inline Doubles sum_to_integer(Doubles a, Doubles c) { return to_integer(add(a, c)); }
     static inline Doubles product_to_integer(Doubles a, Doubles m, Doubles c) {
         return to_integer(kFusedMultiplyAdd ? multiply_add(a, m, c) : add(mul(a, m), c));
     }
@@ -172,9 +170,7 @@ struct Floats {
         const Floats8 far = a.v < 0 ? -kRound - Floats8{} : kRound - Floats8{};
         return {(a.v + far) - far};
     }
-    static inline Floats sum_to_integer(Floats a, Floats c) {
-        return to_integer(add(a, c));
-    }
+    static inline Floats sum_to_integer(Floats a, Floats c) { return to_integer(add(a, c)); }
     static inline Floats product_to_integer(Floats a, Floats m, Floats c) {
         if (kFusedMultiplyAdd) return to_integer(multiply_add(a, m, c));
         // The product of two floats is exact in double.

@@ -82,9 +82,7 @@ struct Floats {
     static Floats to_integer(Floats a) {
         return {_mm256_round_ps(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
-    static Floats sum_to_integer(Floats a, Floats c) {
-        return to_integer(add(a, c));
-    }
+    static Floats sum_to_integer(Floats a, Floats c) { return to_integer(add(a, c)); }
     static Floats product_to_integer(Floats a, Floats m, Floats c) {
         return to_integer({_mm256_fmadd_ps(a.v, m.v, c.v)});
     }
@@ -97,9 +95,7 @@ struct Floats {
     static Floats power_of(Floats m) {
         return {_mm256_and_ps(m.v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)))};
     }
-    static Floats round(Floats a) {
-        return to_integer(a);
-    }
+    static Floats round(Floats a) { return to_integer(a); }
     // rne(v * m), rounded once; a result beyond 2^22 is inexact, but beyond every limit
     static Floats rounded_product(Floats a, Floats m) {
         const __m256 magic = _mm256_set1_ps(kRound);
@@ -160,8 +156,8 @@ struct Powers : Floats {
         return {_mm256_load_si256(reinterpret_cast<const __m256i *>(m)),
                 _mm256_load_si256(reinterpret_cast<const __m256i *>(m + kGroup))};
     }
-    // rne(sums / 2^s): adds 2^(s-1), or 2^(s-1) - 1 if the floor is even, then shifts. The numbers of
-    // QG_FLOOR have 0 for 2^(s-1).
+    // rne(sums / 2^s): adds 2^(s-1), or 2^(s-1) - 1 if the floor is even, then shifts. The numbers
+    // of QG_FLOOR have 0 for 2^(s-1).
     static Powers channels(Powers sums, const Rounding &m, const Channels &by) {
         const __m256i sum = _mm256_castps_si256(sums.v);
         const __m256i even = _mm256_andnot_si256(_mm256_srav_epi32(sum, m.shift), by.even);
@@ -318,9 +314,7 @@ struct Doubles {
         const __m256d exponent = _mm256_castsi256_pd(_mm256_set1_epi64x(0x7ff0000000000000));
         return {_mm256_and_pd(m.a, exponent), _mm256_and_pd(m.b, exponent)};
     }
-    static Doubles round(const Doubles &x) {
-        return to_integer(x);
-    }
+    static Doubles round(const Doubles &x) { return to_integer(x); }
     static Doubles rounded_product(const Doubles &x, const Doubles &m) {
         const __m256d magic = _mm256_set1_pd(6755399441055744.);  // 1.5 * 2^52
         return {_mm256_sub_pd(_mm256_fmadd_pd(x.a, m.a, magic), magic),

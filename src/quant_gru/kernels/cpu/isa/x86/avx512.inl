@@ -90,17 +90,15 @@ inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x
                              uint8_t *to, int64_t stride) {
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
-    const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);
     const __m512i shift = _mm512_set1_epi32(b.zero - p.offset);
-    const bool multiplies = b.reciprocal != 0, wide = p.planes == 2;
+    const bool wide = p.planes == 2;
     unsigned nan = 0;
     const auto quantize = [&](int i, __m512 v) QG_LAMBDA {
-        const __m512 y = multiplies ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
+        const __m512 y = scaled_reals(v, b);
         const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
         nan |= bad;
-        const __m512 inside = rounded_reals(b, _mm512_min_ps(_mm512_max_ps(y, lo), hi));
-        const __m512i code =
-            _mm512_add_epi32(_mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside), shift);
+        const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
+        const __m512i code = _mm512_add_epi32(codes_of(b, inside, bad), shift);
         store_bytes(code, to + i);
         if (wide) store_bytes(_mm512_srli_epi32(code, 8), to + stride / 2 + i);
     };
@@ -159,9 +157,7 @@ struct Floats {
     static Floats to_integer(Floats a) {
         return {_mm512_roundscale_ps(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
-    static Floats sum_to_integer(Floats a, Floats c) {
-        return to_integer(add(a, c));
-    }
+    static Floats sum_to_integer(Floats a, Floats c) { return to_integer(add(a, c)); }
     static Floats product_to_integer(Floats a, Floats m, Floats c) {
         return to_integer({_mm512_fmadd_ps(a.v, m.v, c.v)});
     }
@@ -437,9 +433,7 @@ struct Doubles {
     static Doubles to_integer(Doubles a) {
         return {_mm512_roundscale_pd(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
-    static Doubles sum_to_integer(Doubles a, Doubles c) {
-        return to_integer(add(a, c));
-    }
+    static Doubles sum_to_integer(Doubles a, Doubles c) { return to_integer(add(a, c)); }
     static Doubles product_to_integer(Doubles a, Doubles m, Doubles c) {
         return to_integer({_mm512_fmadd_pd(a.v, m.v, c.v)});
     }
@@ -450,9 +444,7 @@ struct Doubles {
     static Doubles power_of(Doubles m) {
         return {_mm512_and_pd(m.v, _mm512_castsi512_pd(_mm512_set1_epi64(0x7ff0000000000000)))};
     }
-    static Doubles round(Doubles a) {
-        return to_integer(a);
-    }
+    static Doubles round(Doubles a) { return to_integer(a); }
     static Doubles rounded_product(Doubles a, Doubles m) {
         const __m512d magic = _mm512_set1_pd(6755399441055744.);  // 1.5 * 2^52
         return {_mm512_sub_pd(_mm512_fmadd_pd(a.v, m.v, magic), magic)};

@@ -170,6 +170,17 @@ def test_damaged_models_are_errors_or_compared(file: Path) -> None:
         assert result.exit_code < 2 or result.stderr.startswith("Error: Expected ")
 
 
+@pytest.mark.filterwarnings("always:Expected biases that sums")
+def test_inspect_warns_of_cut_biases(tmp_path: Path) -> None:
+    gru = calibrated()
+    with torch.no_grad():
+        gru.weight_hh_l0.mul_(1e-12)
+    gru.freeze().save(tmp_path / "cut.safetensors")
+    found = run("inspect", tmp_path / "cut.safetensors")
+    assert found.exit_code == 0
+    assert "weight.br of layer 0 that are too large" in found.stderr
+
+
 def test_inspect(file: Path, tmp_path: Path) -> None:
     out = said("inspect", file)
     assert "gate.z_out      8     unsigned  0           2^-8" in out

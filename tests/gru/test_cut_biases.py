@@ -1,9 +1,18 @@
-"""Biases that values or weights are too small for are said at the end of a calibration."""
+"""Every way to scales, weights or integers warns of biases that values or weights cut off."""
 
 import pytest
 import torch
 
-from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
+from quant_gru import (
+    FrozenQuantGRU,
+    QuantConfig,
+    QuantGRU,
+    QuantGRUCell,
+    QuantGRUWarning,
+    load_frozen,
+)
+
+CUT = r"got 48 of 48 in weight\.bw of layer 0 that are too large, .* values of input\.x"
 
 
 def calibrated(amplitude=1.0, config=None, change=None, **options):
@@ -59,3 +68,67 @@ def test_a_larger_scale_keeps_them():
         expected = gru(x)[0]
         gru.use_quantization = True
         assert (gru(x)[0] - expected).abs().max() < 0.03
+
+
+@pytest.fixture
+def cut():
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        return calibrated(1e-8).eval()
+
+
+def test_loaded_parameters(cut, tmp_path):
+    cut.export_quant_params(tmp_path / "gru.json")
+    other = QuantGRU(8, 16)
+    other.load_state_dict({name: p.detach() for name, p in cut.named_parameters()})
+    with pytest.warns(QuantGRUWarning, match=CUT) as record:
+        other.load_quant_params(tmp_path / "gru.json")
+    assert len(record) == 1
+    assert record[0].filename == __file__
+
+
+def test_a_checkpoint(cut):
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        QuantGRU(8, 16).load_state_dict(cut.state_dict())
+
+
+def test_weights_without_values_are_not_read(cut, tmp_path):
+    cut.export_quant_params(tmp_path / "gru.json")
+    QuantGRU(8, 16, device="meta").load_quant_params(tmp_path / "gru.json")
+    broken = QuantGRU(8, 16)
+    with torch.no_grad():
+        broken.weight_ih_l0.fill_(float("nan"))
+    broken.load_quant_params(tmp_path / "gru.json")
+
+
+def test_freezing_reads_the_weights_of_that_moment():
+    gru = calibrated().eval()
+    gru.freeze()
+    with torch.no_grad():
+        gru.weight_hh_l0.mul_(1e-12)
+    with pytest.warns(QuantGRUWarning, match=r"weight\.br of layer 0 that are too large"):
+        gru.freeze()
+
+
+def test_a_frozen_gru(cut, tmp_path):
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        frozen = cut.freeze()
+    frozen.save(tmp_path / "gru.safetensors")  # says nothing again
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        FrozenQuantGRU.load(tmp_path / "gru.safetensors")
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        FrozenQuantGRU.from_state_dict(frozen.state_dict())
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        calibrated().freeze().load_state_dict(frozen.state_dict())
+    model = torch.nn.ModuleDict({"gru": torch.nn.GRU(8, 16)})
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        load_frozen(model, torch.nn.ModuleDict({"gru": frozen}).state_dict())
+
+
+def test_a_cell():
+    torch.manual_seed(0)
+    cell = QuantGRUCell(8, 16)
+    cell.calibrate(torch.randn(20, 4, 8)[0] * 1e-8)
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        cell.finalize_calibration()
+    with pytest.warns(QuantGRUWarning, match=CUT):
+        cell.freeze()

@@ -59,6 +59,7 @@ class Root(Swapped):
         with saving:
             saving.add_inputs((arguments, named))
             result = call(run, arguments, named)
+            saving.look_at(result)
         check_result(cast(nn.Module, self), result)
         return result if replay is None else replay.watch(result)
 

@@ -23,7 +23,7 @@ from actnn.saving import _native
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS, attention_bits, bounds_of
-from actnn.saving.graph_order import arrange, is_compared, is_read, traced_node
+from actnn.saving.graph_order import arrange, divides_by, is_compared, is_read, traced_node
 from actnn.saving.graph_views import made_by, readers_of, source_of
 from actnn.saving.records import LOSSLESS, TensorInfo
 from actnn.saving.settings import Settings
@@ -109,7 +109,7 @@ class GraphHooks:
             return None
         target = getattr(node.target, "__name__", str(node.target))
         info = TensorInfo(self._path(node), target, next(self._ids), x.shape, x.dtype, size)
-        choice = saving.choice(info)
+        choice = saving.exact(info) if divides_by() else saving.choice(info)
         if choice.action != "compress" or choice.bits in (None, LOSSLESS):
             return None
         least = 1

@@ -1,39 +1,49 @@
 """Tensors near 0 by which backward divides, so that a small error is a large one of the gradient.
 
-Hooks see a tensor before it is known which operation saves it. The backward of the first steps
-tells, and whether the numbers are near 0. Then the gradient is large there, too, so that operands
-of the products from which the numbers come have to be exact.
+Hooks see a tensor before it is known which operation saves it. Its node is in the graph of what is
+saved later, and in the first step the last tensors are held beside their codes until it is found
+there (`Recent`). The backward of the first steps finds what is left (`divides`), such as operations
+after the last saved tensor. Whoever has found one, later steps keep tensors of its kind exact.
+Where the numbers are near 0, the gradient is large, too, so that operands of the products from
+which the numbers come have to be exact.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable
 from threading import local
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import checkpoint
 
 from actnn.errors import ActNNWarning
 from actnn.saving.exclusions import FORMS
 
 LEAST_BITS = 4  # with fewer, all is noise
 _ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"
-_DIVISORS: dict[str, Callable[[Any, Tensor], Tensor | None]] = {
-    **dict.fromkeys((f"{name}Backward0" for name in _ITSELF.split()), lambda node, x: x),
+_DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
+    **dict.fromkeys((f"{name}Backward0" for name in _ITSELF.split()), lambda node, x: x()),
     "DivBackward0": lambda node, x: node._saved_other,
     "AddcdivBackward0": lambda node, x: node._saved_tensor2,
     "Atan2Backward0": lambda node, x: torch.hypot(node._saved_self, node._saved_other),
     "XlogyBackward0": lambda node, x: node._saved_other,
-    "Log1PBackward0": lambda node, x: 1 + x,
-    "PowBackward0": lambda node, x: x if node._saved_exponent < 1 else None,
+    "Log1PBackward0": lambda node, x: 1 + x(),
+    "PowBackward0": lambda node, x: x() if node._saved_exponent < 1 else None,
     "PowBackward1": lambda node, x: node._saved_self if node._saved_exponent.min() < 1 else None,
     **dict.fromkeys(
         (f"{name}Backward0" for name in "Acos Acosh Asin Atanh Erfinv".split()),
-        lambda node, x: 1 - x * x,
+        lambda node, x: 1 - x().square(),
     ),
-    **dict.fromkeys(("LogitBackward0", "BinaryCrossEntropyBackward0"), lambda node, x: x - x * x),
+    **dict.fromkeys(
+        ("LogitBackward0", "BinaryCrossEntropyBackward0"), lambda node, x: x() - x().square()
+    ),
     "NormBackward1": lambda node, x: node._saved_result,
     "LinalgVectorNormBackward0": lambda node, x: node._saved_result,
 }
@@ -44,7 +54,10 @@ _FORMS = FORMS | {
 }
 _PASSED = _FORMS | {"MulBackward0"}  # through which gradients pass element by element
 _DEPTH = 12
-_DIVIDED = "divided by in backward"
+DIVIDED = "divided by in backward"  # the reason in records, and a mark of nodes
+_MOST = 24  # tensors that are held beside their codes
+_LEAF = 1 << 62  # leaves have higher sequence numbers
+_KEPT = 8  # bits that are assumed of codes beside what is kept
 _RUNNING = local()  # a divisor that is itself held as codes is decoded here
 
 
@@ -61,8 +74,8 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
     node: Any = torch._C._current_autograd_node()
     if node is None or getattr(_RUNNING, "is_inside", False):
         return False
-    if _DIVIDED not in node.metadata:
-        if not _is_steep(node, tensor, bits):
+    if DIVIDED not in node.metadata:
+        if _recomputes() or not _is_steep(node, tensor, bits):
             return False
         _mark(node)
     if path is not None:
@@ -76,6 +89,16 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
     return True
 
 
+def _recomputes() -> bool:
+    """Whether torch.utils.checkpoint runs a block again: a node of it asks for what comes of it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
     """Whether a node divides by numbers much nearer to 0 than others."""
     divisor_of = _DIVISORS.get(node.name())
@@ -83,10 +106,15 @@ def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
         return False
     _RUNNING.is_inside = True
     try:
-        divisor = divisor_of(node, tensor)
+        divisor = divisor_of(node, lambda: tensor)
     finally:
         _RUNNING.is_inside = False
-    if divisor is None or not divisor.numel():
+    return divisor is not None and _is_near_0(divisor, bits)
+
+
+def _is_near_0(divisor: Tensor, bits: int) -> bool:
+    """Whether some numbers are so much nearer to 0 than others that codes do not tell."""
+    if not divisor.numel():
         return False
     sizes = divisor.detach().abs()
     least = torch.where(sizes > 0, sizes, torch.inf).min()  # divisions by 0 stay what they are
@@ -94,9 +122,9 @@ def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
     return not bool(sizes.max() <= 2 ** (max(bits, LEAST_BITS) - 1) * least)
 
 
-def _mark(node: Any) -> None:
-    """Mark the nodes that have made the operands of a node."""
-    left = [node]
+def _mark(node: Any) -> list[Any]:
+    """Mark the nodes that have made the operands of a node, and return them."""
+    left, marked = [node], []
     for _ in range(_DEPTH):
         nodes = [each for one in left for each, _ in one.next_functions if each is not None]
         left = []
@@ -104,4 +132,187 @@ def _mark(node: Any) -> None:
             if each.name() in _PASSED:
                 left.append(each)
             if each.name() not in _FORMS:
-                each.metadata[_DIVIDED] = True
+                each.metadata[DIVIDED] = True
+                marked.append(each)
+    return marked
+
+
+def _sequence_of(node: Any) -> int:
+    """Return the place of a node in the order of forward; -1 for leaves."""
+    number = -1 if node is None else node._sequence_nr()
+    return number if number < _LEAF else -1
+
+
+class Saved(NamedTuple):
+    """A tensor that was saved.
+
+    Attributes:
+        tensor: The tensor.
+        packed: A weak reference to the form in which it is held.
+        version: Its version when it was saved.
+        record: The index of its record.
+        bits: Bits of its codes.
+        made_by: Sequence number of the node that made it.
+        after: The highest sequence number that was known before; the node that saves it is newer.
+    """
+
+    tensor: Tensor
+    packed: Callable[[], Any]
+    version: int
+    record: int
+    bits: int
+    made_by: int
+    after: int
+
+
+class Recent:
+    """The last saved tensors, until it is known that backward does not divide by them.
+
+    A tensor goes when a node has used what was made from it, unless that node divides or only hands
+    it on. So of a chain of layers, the last one or two remain.
+
+    Args:
+        keep: Called for tensors by which backward divides.
+    """
+
+    def __init__(self, keep: Callable[[Saved], None]) -> None:
+        self._keep = keep
+        self._saved: deque[Saved] = deque(maxlen=_MOST)
+        self._users: dict[int, list[Any]] = defaultdict(list)  # of what a node has made
+        self._seen: set[int] = set()
+
+    def add(self, tensor: Tensor, packed: Any, record: int, bits: int | None) -> None:
+        """Add a tensor that was saved."""
+        divisions = self._walk(tensor)
+        node = tensor.grad_fn
+        if node is not None:
+            made_by, bits = node._sequence_nr(), bits or _KEPT
+            after, held = max(self._seen, default=-1), weakref.ref(packed)
+            self._saved.append(Saved(tensor, held, tensor._version, record, bits, made_by, after))
+        self._decide(divisions)
+
+    def look(self, tensor: Tensor) -> None:
+        """Look for nodes that divide in the graph of a tensor."""
+        self._decide(self._walk(tensor))
+
+    def _walk(self, tensor: Tensor) -> list[Any]:
+        """Return the nodes of a graph that may divide and were not seen before."""
+        # What uses the saved tensors is made later.
+        first = min((each.made_by for each in self._saved), default=_sequence_of(tensor.grad_fn))
+        left, divisions = [tensor.grad_fn], []
+        while left:
+            node: Any = left.pop()
+            number = _sequence_of(node)
+            if number < 0 or number < first or number in self._seen:
+                continue
+            self._seen.add(number)
+            if node.name() in _DIVISORS:
+                divisions.append(node)
+            for operand, _ in node.next_functions:
+                if operand is not None:
+                    self._users[_sequence_of(operand)].append(node)
+                    left.append(operand)
+        return divisions
+
+    def _decide(self, divisions: list[Any]) -> None:
+        for node in divisions:
+            if self._divides(node):
+                self._keep_operands([node, *_mark(node)])
+        known: dict[int, bool] = {}
+        self._saved = deque(
+            (each for each in self._saved if self._may_divide(each, known)), maxlen=_MOST
+        )
+
+    def _may_divide(self, saved: Saved, known: dict[int, bool]) -> bool:
+        """Whether backward may still divide by a tensor, or by what was made from it."""
+        users = self._users.get(saved.made_by, ())
+        users = [user for user in users if _sequence_of(user) > saved.after]
+        return not users or any(self._is_open(user, known) for user in users)
+
+    def _is_open(self, node: Any, known: dict[int, bool], depth: int = _DEPTH) -> bool:
+        """Whether what a node has made may still be divided, or divided by."""
+        number = _sequence_of(node)
+        if number not in known:
+            users = self._users.get(number, ())
+            known[number] = not users or any(
+                depth > 0 and user.name() in _PASSED and self._is_open(user, known, depth - 1)
+                for user in users
+            )
+        return known[number]
+
+    def _divides(self, node: Any) -> bool:
+        """Whether a node divides by numbers near 0, as far as its operands are here."""
+        operands = _Operands(node, list(self._saved))
+        try:
+            divisor = _DIVISORS[node.name()](operands, lambda: operands.first)
+        except LookupError:
+            return False
+        if divisor is None or (divisor.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return False
+        return _is_near_0(divisor, operands.bits)
+
+    def _keep_operands(self, nodes: list[Any]) -> None:
+        for node in nodes:
+            makers = {each._sequence_nr() for each, _ in node.next_functions if each is not None}
+            for saved in self._saved:
+                changed = saved.tensor._version != saved.version
+                if not changed and (
+                    saved.made_by in makers or saved.made_by == node._sequence_nr()
+                ):
+                    self._keep(saved)
+
+
+class _Operands:
+    """What a node has saved, by the names that it gives to its attributes.
+
+    The attributes themselves would decode, or run a checkpointed block again.
+
+    Attributes:
+        bits: Bits of the codes of what was asked for last.
+    """
+
+    def __init__(self, node: Any, saved: list[Saved]) -> None:
+        self._node, self._tensors = node, {each.made_by: each for each in saved}
+        self.bits = _KEPT
+
+    @property
+    def first(self) -> Tensor:
+        """Its result if that is saved, else its first operand."""
+        number = self._node._sequence_nr()
+        return self._of(number) if number in self._tensors else self._saved_self
+
+    @property
+    def _saved_result(self) -> Tensor:
+        return self._of(self._node._sequence_nr())
+
+    @property
+    def _saved_self(self) -> Tensor:
+        return self._operand(0)
+
+    @property
+    def _saved_other(self) -> Tensor:
+        return self._operand(1)
+
+    @property
+    def _saved_tensor2(self) -> Tensor:
+        return self._operand(2)
+
+    @property
+    def _saved_exponent(self) -> Any:
+        if self._node.name() == "PowBackward0":
+            return self._node._saved_exponent  # a number
+        try:
+            return self._operand(1)
+        except LookupError:  # without gradient: some power may be below 1
+            return torch.zeros(1)
+
+    def _operand(self, index: int) -> Tensor:
+        made_by = self._node.next_functions[index][0]
+        return self._of(-1 if made_by is None else made_by._sequence_nr())
+
+    def _of(self, made_by: int) -> Tensor:
+        saved = self._tensors[made_by]
+        if saved.tensor._version != saved.version:
+            raise LookupError
+        self.bits = saved.bits
+        return saved.tensor.detach()

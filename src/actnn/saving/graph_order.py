@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from actnn.saving.attention import repeat_attention
-from actnn.saving.graph_views import ALIASES, inputs_of, share_views
+from actnn.saving.graph_divisors import is_divided
+from actnn.saving.graph_views import ALIASES, inputs_of, made_by, share_views
 
 _arranged: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
 
@@ -52,6 +53,16 @@ def is_compared() -> bool:
         found |= new
         left += new
     return False
+
+
+def divides_by() -> bool:
+    """Whether backward divides by the saved tensor for which a hook is being compiled."""
+    context = _hook_context()()
+    if context is None:
+        return False
+    saved = inputs_of(context["_bw_graph"])
+    makers = {n.name: made_by(n) for n in context["_fw_graph"].nodes if n.name in saved}
+    return is_divided(saved[context["_node"].name], makers)
 
 
 def arrange(*, rounds: bool = True) -> None:

@@ -18,7 +18,7 @@ from actnn.saving.attention import REPEATED, Again, drops, saves_sums
 from actnn.saving.bit_masks import positive_mask
 from actnn.saving.comparisons import COMPARED, COMPARING, is_compared, operands_of
 from actnn.saving.dense import is_dense, whole_of
-from actnn.saving.divisors import divides
+from actnn.saving.divisors import DIVIDED, Recent, Saved, divides
 from actnn.saving.exclusions import (
     BEYOND,
     CHECKPOINT,
@@ -30,9 +30,10 @@ from actnn.saving.exclusions import (
     bounds_of,
     least_bits,
     op_of,
+    tensors_in,
     weight_reason,
 )
-from actnn.saving.held import Compressed, Held, Kept
+from actnn.saving.held import Compressed, Held, Kept, View
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
@@ -111,6 +112,18 @@ class Step(_native.Step):
         self._queue = Queue()
         self.announced = ("", 0)
         self.kept_until = 0
+        self._recent = Recent(self._keep_divided) if self.is_first else None
+
+    def look_at(self, results: object) -> None:
+        """Find what backward divides by in the graph of results, while it can be kept exact."""
+        if self._recent is not None:
+            for tensor in tensors_in(results):
+                self._recent.look(tensor)
+
+    def forget(self) -> None:
+        """Release what only the forward pass needs."""
+        self._recent = None
+        super().forget()
 
     def encode(
         self,
@@ -385,6 +398,33 @@ class Step(_native.Step):
             kept: Kept = self._keep_operand(tensor, base.nbytes)
             packed.keep(kept)
             self.records.change(index, kept.held, COMPARED, KEEP)
+
+    def _remember(self, tensor: Tensor, packed: Any, record: int) -> None:
+        if self._recent is not None:
+            self._recent.add(tensor, packed, record, self.records[record].choice.bits)
+
+    def _keep_divided(self, saved: Saved) -> None:
+        """Hold a tensor by which backward divides without rounding, unless a choice names it."""
+        packed, record = saved.packed(), self.records[saved.record]
+        if packed is None or isinstance(packed, Kept):
+            return
+        shape, dtype = record.shape, record.dtype
+        info = TensorInfo(record.module, record.op, saved.record, shape, dtype, record.nbytes)
+        choice = self.saving.exact(info)
+        if choice.action == "compress":
+            return
+        tensor = saved.tensor
+        held: Held
+        if choice.action == "offload" and can_leave(tensor):
+            held, choice = Offloaded(tensor.detach(), self._queue, None), choice
+            self.saving.watch(held)
+        else:
+            base = tensor if tensor._base is None else tensor._base
+            held, choice = self._keep_operand(tensor, base.nbytes), KEEP
+        if isinstance(packed, (Compressed, View)):
+            packed.divided()
+        packed.keep(held)
+        self.records.change(saved.record, held.held, DIVIDED, choice)
 
     def _share(self, record: int, path: str) -> None:
         if self.saving.adaptive is not None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from quant_gru.errors import QuantGRUWarning, caller_stacklevel
 from quant_gru.execution.layers import Weights
-from quant_gru.integer.plan import bias_limit, build_frozen
+from quant_gru.integer.plan import GRUPlan, WeightPart, bias_limit, build_frozen
 from quant_gru.integer.qparams import QParams
+from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.live_weights import quantize_weights
-
-_ADDED = (("weight.bw", "Bw", "weight.W", "input.x"), ("weight.br", "Br", "weight.R", "output.h"))
 
 
 @torch.no_grad()
@@ -23,33 +21,44 @@ def warn_of_cut_biases(
 ) -> None:
     """Warn about biases beyond the limit of their sums, if values or weights are too small.
 
+    Weights without values (on the meta device) or with NaN or infinity are left to their first use.
+
     Args:
         scales: [layer][direction] -> quantizers.
         weights: [layer][direction] -> W, R, bw, br.
     """
     for layer, cells in enumerate(zip(scales, weights, strict=True)):
-        for direction, cell in enumerate(zip(*cells, strict=True)):
-            where = f"layer {layer}{' reverse' if direction else ''}"
-            for message in _cut(where, *cell):
-                warnings.warn(QuantGRUWarning(message), stacklevel=caller_stacklevel())
+        for direction, (qparams, own) in enumerate(zip(*cells, strict=True)):
+            if any(w is not None and w.is_meta for w in own):
+                continue
+            part = quantize_weights(qparams, build_frozen(qparams, own[0].device), *own)
+            x, h = (qparams.quantizers[name] for name in ("input.x", "output.h"))
+            _warn(layer, direction, part, x, h)
 
 
-def _cut(where: str, qparams: QParams, weights: Weights) -> Iterator[str]:
-    """Yield warnings about a layer and direction."""
-    W, R, bw, br = weights
-    if bw is None and br is None:
+def warn_of_cut_biases_of(plan: GRUPlan) -> None:
+    """Warn like `warn_of_cut_biases`, about the integers of a plan."""
+    for layer, cells in enumerate(plan.cells):
+        for direction, cell in enumerate(cells):
+            _warn(layer, direction, cell.weights, cell.x, cell.h)
+
+
+def _warn(layer: int, direction: int, part: WeightPart, x: Quantizer, h: Quantizer) -> None:
+    """Warn about a layer and direction."""
+    if part.W.is_meta or not part.finite:
         return
-    part = quantize_weights(qparams, build_frozen(qparams, W.device), W, R, bw, br)
-    for name, added, weight, operand in _ADDED:
-        bits = qparams.config[weight].bitwidth
-        assert bits is not None
-        values = qparams.quantizers[operand]
-        biases: Tensor = getattr(part, added)
-        cut = int((biases.abs() >= bias_limit(bits, values.bits)).sum())
+    sums = (
+        ("weight.bw", part.Bw, "weight.W", part.bits_W, "input.x", x),
+        ("weight.br", part.Br, "weight.R", part.bits_R, "output.h", h),
+    )
+    for name, biases, weight, bits, operand, values in sums:
+        cut = int((biases.long().abs() >= bias_limit(bits, values.bits)).sum())
         if cut:
-            yield (
+            text = (
                 f"Expected biases that sums of {weight} times {operand} can hold, got {cut} of "
-                f"{biases.numel()} in {name} of {where} that are too large, and are cut off: "
-                f"values of {operand} (scale {values.scale:g}) or weights are very small; a larger "
-                f"scale of {operand} keeps biases, see adjust_quant_config"
+                f"{biases.numel()} in {name} of layer {layer}{' reverse' if direction else ''} "
+                f"that are too large, and are cut off: values of {operand} (scale "
+                f"{values.scale:g}) or weights are very small; a larger scale of {operand} keeps "
+                "biases, see adjust_quant_config"
             )
+            warnings.warn(QuantGRUWarning(text), stacklevel=caller_stacklevel())

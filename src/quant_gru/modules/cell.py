@@ -12,6 +12,7 @@ from torch.fx import Proxy
 from quant_gru.config.choice import OneConfig
 from quant_gru.errors import QuantGRUError
 from quant_gru.execution.sequence_layout import Sequence
+from quant_gru.modules.bias_overflow import warn_of_cut_biases_of
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.modules.near_misses import refuse_unknown
@@ -180,6 +181,7 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
     def freeze(self) -> FrozenQuantGRUCell:
         """Return an inference-only cell with only the integer plan, with the same codes."""
         plan = self._plan()
+        warn_of_cut_biases_of(plan)
         return FrozenQuantGRUCell(self._state.document(), False, plan)
 
 

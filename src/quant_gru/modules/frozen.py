@@ -27,6 +27,7 @@ from quant_gru.interchange.c import CSource, export_c
 from quant_gru.interchange.onnx import recorded
 from quant_gru.interchange.onnx.source import Source
 from quant_gru.modules import call
+from quant_gru.modules.bias_overflow import warn_of_cut_biases_of
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
 from quant_gru.torch_ops import watchers
@@ -149,7 +150,7 @@ class FrozenQuantGRU(torch.nn.Module):
     def _on_cpu(self) -> tuple[dict[str, Tensor], GRUPlan]:
         """Return the state_dict and the plan on the CPU."""
         state = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
-        return state, FrozenQuantGRU.from_state_dict(state)._plan()
+        return state, FrozenQuantGRU._of_state_dict(state)._plan()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FrozenQuantGRU:
@@ -166,6 +167,7 @@ class FrozenQuantGRU(torch.nn.Module):
             raise ParameterError(f"{error} ({file.where})") from None
         columns = params.columns_of(module.get_buffer(_DOCUMENT))
         frozen_file.check(file, columns, module._plan())
+        warn_of_cut_biases_of(module._plan())
         return module
 
     @classmethod
@@ -175,6 +177,12 @@ class FrozenQuantGRU(torch.nn.Module):
         Raises:
             ParameterError: A tensor is missing or does not fit.
         """
+        module = cls._of_state_dict(state_dict)
+        warn_of_cut_biases_of(module._plan())
+        return module
+
+    @classmethod
+    def _of_state_dict(cls, state_dict: Mapping[str, Tensor]) -> FrozenQuantGRU:
         if _DOCUMENT not in state_dict:
             raise ParameterError(f"Expected key {_DOCUMENT!r} in the state_dict, got none")
         where = f"key {_DOCUMENT!r}"

@@ -47,7 +47,7 @@ from quant_gru.kernels.dispatch import PRECISIONS, load
 from quant_gru.kernels.live_weights import settled
 from quant_gru.modules import call, checkpoints, module_weights, training_options
 from quant_gru.modules.adjust import Change
-from quant_gru.modules.bias_overflow import warn_of_cut_biases
+from quant_gru.modules.bias_overflow import warn_of_cut_biases, warn_of_cut_biases_of
 from quant_gru.modules.float_zoneout import run_float
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.near_misses import refuse_unknown, warn_of_near_miss
@@ -328,6 +328,7 @@ class QuantGRU(torch.nn.GRU):
     def freeze(self) -> FrozenQuantGRU:
         """Return an inference-only module with only the integer plan, with the same codes."""
         plan = self._plan()
+        warn_of_cut_biases_of(plan)
         return FrozenQuantGRU(self._state.document(), self.batch_first, plan)
 
     def export_c(self, directory: str | os.PathLike[str], name: str, *, steps: int = 8) -> CSource:
@@ -638,7 +639,7 @@ class QuantGRU(torch.nn.GRU):
         """Load the result of `export_quant_params`; the same weights then give the same codes.
 
         `use_quantization` does not change. If it is still False in the next forward, a warning says
-        so.
+        so. Biases that are too large for their sums cause a warning, as in `finalize_calibration`.
 
         Raises:
             ParameterError: The file cannot be read, has another version, or does not fit this GRU;
@@ -1056,6 +1057,7 @@ class QuantGRU(torch.nn.GRU):
         """Set configuration and scales."""
         self._state.take(found, where)
         self._write_logarithms()
+        warn_of_cut_biases(self._state.scales or (), self._weights())
 
     def _calibrated(self) -> encodings.Calibrated | None:
         """Return configuration, scales and weights; None without scales."""

@@ -27,9 +27,9 @@ class Waves(nn.Module):
         return torch.sin(200 * h)
 
 
-class Logarithm(nn.Module):
+class WavesOfWaves(nn.Module):
     def forward(self, h):
-        return torch.log(h.square() + 1e-6)
+        return torch.cos(torch.sin(h))
 
 
 def train(net, steps=4):
@@ -68,7 +68,7 @@ def test_ordinary_codes_do_not_warn(settings, batch):
 @pytest.mark.parametrize("level", [None, "L3"])
 def test_names_of_warnings_are_keys(level):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(32, 128), Logarithm(), nn.GELU(), nn.Linear(128, 10))
+    net = nn.Sequential(nn.Linear(32, 128), WavesOfWaves(), nn.GELU(), nn.Linear(128, 10))
     actnn.compress(net, level=level, min_bytes=0)
     net(torch.randn(256, 32))
     with pytest.raises(actnn.ActNNError, match="tensor that the last step has compressed"):
@@ -99,3 +99,33 @@ def test_what_is_named_can_be_kept():
     net.actnn.set_choices({"steep": actnn.Choice("keep")})
     train(net)  # warnings are errors here
     assert net.actnn.adaptive is None
+
+
+class Outliers(nn.Module):
+    """A linear layer whose input has some elements far from the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = nn.Linear(64, 64)
+
+    def forward(self, x):
+        far = torch.ones_like(x)
+        far[:, 0] = 1000
+        return self.read(x * far) / 100
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_the_warning_of_equal_bits_names_the_module_that_makes_most_noise(place):
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(2)]
+    layers.insert(place, Outliers())
+    net = actnn.compress(nn.Sequential(*layers, nn.Linear(64, 8)), bits=2, min_bytes=1024)
+
+    def run():
+        for _ in range(10):
+            net(torch.randn(64, 64)).square().sum().backward()
+            net.zero_grad()
+
+    with pytest.warns(actnn.ActNNWarning, match=f"most comes from '{place}.read' ") as caught:
+        run()
+    assert len(caught) == 1

@@ -1,6 +1,7 @@
 """Trainer and generate of Hugging Face, and peft, take compressed models as any others."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -113,6 +114,63 @@ def test_a_trainer_takes_a_model_that_fits_a_budget():
     plan = actnn.fit(model, batch, int(0.8 * free), bits=())
     assert {choice.action for choice in plan.choices.values()} > {"keep"}
     assert trained(model, texts()) == pytest.approx(exact, rel=1e-6)
+
+
+def cached(kind):
+    """A model whose forward fills a cache of keys and values by default, and a batch."""
+    transformers = package("transformers")
+    torch.manual_seed(0)
+    tokens, mask = ids(4, 32), torch.ones(4, 32, dtype=torch.long)
+    mask[0, 20:] = 0
+    batch = {"input_ids": tokens, "attention_mask": mask, "labels": tokens}
+    if kind == "llama":
+        return llama(), batch
+    sizes = {"d_model": 64, "vocab_size": 256, "decoder_start_token_id": 1, "pad_token_id": 0}
+    if kind == "t5":
+        config = transformers.T5Config(
+            num_layers=2, num_heads=4, d_kv=16, d_ff=128, dropout_rate=0.0, **sizes
+        )
+        return transformers.T5ForConditionalGeneration(config), batch
+    layers = {f"{part}_layers": 2 for part in ("encoder", "decoder")}
+    heads = {f"{part}_attention_heads": 4 for part in ("encoder", "decoder")}
+    widths = {f"{part}_ffn_dim": 128 for part in ("encoder", "decoder")}
+    config = transformers.WhisperConfig(
+        num_mel_bins=8, max_source_positions=64, bos_token_id=1, eos_token_id=2,
+        **layers, **heads, **widths, **sizes,
+    )  # fmt: skip
+    batch = {"input_features": torch.randn(4, 8, 128), "labels": tokens}
+    return transformers.WhisperForConditionalGeneration(config), batch
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5", "whisper"])
+def test_a_model_that_fills_a_cache_fits_a_budget_with_the_gradients_of_plain_training(kind):
+    model, batch = cached(kind)
+    model.train()
+
+    def gradients():
+        model.zero_grad()
+        model(**batch).loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    exact = gradients()
+    with pytest.raises(actnn.ActNNError, match="Expected budget to be at least") as caught:
+        actnn.fit(model, batch, "1 KiB", bits=())
+    least = int(str(caught.value).split("at least ")[1].split()[0])
+    plan = actnn.fit(model, batch, int(1.05 * least), bits=())
+    found = gradients()
+    assert (found - exact).norm() <= 1e-5 * exact.norm(), plan
+
+
+def test_level_3_measures_the_layers_that_are_no_linear_layers():
+    model = actnn.compress(gpt2(), level="L3", min_bytes=1 << 11)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Compression adds|Level L3 uses")
+        for seed in range(6):
+            tokens = ids(4, 32) + seed % 2
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            model.zero_grad()
+    bits = {r.choice.bits for r in model.actnn.records if "Addmm" in r.op or "mlp" in r.module}
+    assert len(bits - {None}) > 1
 
 
 @pytest.mark.parametrize("what", ["base", "adapted"])

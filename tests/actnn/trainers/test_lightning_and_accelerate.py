@@ -153,9 +153,7 @@ def test_linear_attention_of_a_published_model():
 
     exact = list(gradients())
     actnn.compress(model, bits=8, min_bytes=1 << 14)
-    with pytest.warns(actnn.ActNNWarning, match="divides by numbers near 0"):
-        ours = list(gradients())
-    for wanted, got in list(zip(exact, ours, strict=True))[1:]:
+    for wanted, got in zip(exact, gradients(), strict=True):
         assert (got - wanted).norm() < 0.05 * wanted.norm()
     assert "divided by in backward" in {record.reason for record in model.actnn.records}
 

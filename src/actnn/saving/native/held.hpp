@@ -87,6 +87,10 @@ class Compressed {
         use_ = std::move(use);
         bits_ = bits;
     }
+    // Says that backward divides by the tensor, so that the next ones like it are to be exact.
+    void divided() {
+        if (use_ && use_->any) use_->divides = *use_->any = true;
+    }
     // Returns the decoded tensor, or a view of it; one that is still alive is used again.
     nanobind::object unpack(const nanobind::handle &view);
 
@@ -108,6 +112,11 @@ class View {
         : held_(std::move(held)), layout_(std::move(layout)) {}
     // Holds another form of the tensor of this layout.
     void keep(nanobind::object other);
+    // Says that backward divides by the tensor, so that the next ones like it are to be exact.
+    void divided() {
+        if (nanobind::isinstance<Compressed>(held_))
+            nanobind::inst_ptr<Compressed>(held_)->divided();
+    }
     nanobind::object unpack() const;
 
  private:

@@ -65,9 +65,11 @@ NB_MODULE(_native, m) {
             nb::arg(), nb::arg())
         .def_prop_ro("held", &Compressed::held)
         .def("keep", &Compressed::keep)
+        .def("divided", &Compressed::divided)
         .def("unpack", &Compressed::unpack, nb::arg("view") = nb::none());
     nb::class_<View>(m, "View", nb::is_weak_referenceable())
         .def("keep", &View::keep)
+        .def("divided", &View::divided)
         .def("unpack", &View::unpack);
     nb::class_<ModulePaths>(m, "ModulePaths")
         .def(nb::init<nb::dict, nb::object, nb::object>())
@@ -100,6 +102,7 @@ NB_MODULE(_native, m) {
         .def("keep_exact", &Step::keep_exact)
         .def("forget", &Step::forget)
         .def_prop_ro("records", &Step::records)
+        .def_prop_ro("is_first", &Step::is_first)
         .def_prop_rw("opaque", &Step::opaque, &Step::set_opaque, nb::arg().none())
         .def("_next", &Step::next)
         .def("_claim", &Step::claim)

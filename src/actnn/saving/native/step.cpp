@@ -183,6 +183,7 @@ void Step::forget() {
 }
 
 void Step::remember(const nb::handle &tensor, const nb::object &packed, size_t record) {
+    if (is_first_) self().attr("_remember")(tensor, packed, record);
     if (nb::isinstance<Kept>(packed)) return;
     if (operands_.size() == kMostOperands) operands_.pop_front();
     operands_.push_back(

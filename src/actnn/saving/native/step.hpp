@@ -57,6 +57,8 @@ class Uses {
     using Key = std::tuple<std::string, const Op *, const Op *, uint32_t>;
     // Counts a step; returns whether it is one of the first.
     bool begin() { return steps_++ < kLearning; }
+    // Whether one step has begun.
+    bool is_first() const { return steps_ == 1; }
     bool any() const { return *any_; }
     std::shared_ptr<Use> of(Key key, const nanobind::object &path) {
         std::shared_ptr<Use> &found = uses_[std::move(key)];
@@ -94,6 +96,7 @@ class Step {
           decisions_(decisions),
           uses_(uses),
           learns_(uses.begin()),
+          is_first_(uses.is_first()),
           records_object_(std::move(records)),
           records_(*nanobind::inst_ptr<Records>(records_object_)),
           opaque_(nanobind::none()) {}
@@ -120,6 +123,7 @@ class Step {
     nanobind::object last_kept() const;
     void forget();
     int64_t next() { return count_++; }
+    bool is_first() const { return is_first_; }
     nanobind::object records() const { return records_object_; }
     // Whether a weight was computed from parameters and marked as one.
     static bool marked_computed;
@@ -194,7 +198,7 @@ class Step {
     const ModulePaths &paths_;
     Decisions &decisions_;
     Uses &uses_;
-    bool learns_;
+    bool learns_, is_first_;
     nanobind::object records_object_;
     Records &records_;
     nanobind::object opaque_;

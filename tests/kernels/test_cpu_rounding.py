@@ -74,6 +74,60 @@ def test_every_rule_has_the_kernel_of_half_even(config, rule):
     assert kinds(rule) == kinds("half_even")
 
 
+def products_of_all_codes(config, exponent):
+    """A plan with one input, whose weights are all codes; the scales leave ties in every sum."""
+    H = 86
+    gru = QuantGRU(1, H, config=config, bias=False).eval()
+    codes = torch.arange(3 * H).remainder(256).sub(128).float()
+    with torch.no_grad():
+        gru.weight_ih_l0.copy_((codes / 128)[:, None])
+    gru.calibrate(torch.linspace(-1, 1, 64)[:, None, None].repeat(1, 2, 1))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    for name, more in (("Wx", exponent), ("Rh", exponent // 2)):
+        gru.adjust_quant_config(name, scale=gru.get_quant_config(name)["scale"] * 2.0**more)
+    return gru._plan().cells[0][0]
+
+
+@pytest.mark.parametrize("scale_kind", ["pot", "free"])
+@pytest.mark.parametrize("exponent", [-4, -1, 0])
+@pytest.mark.parametrize("rule", ROUNDINGS)
+def test_all_codes_times_all_weights(rule, exponent, scale_kind):
+    config = QuantConfig.int8().replace_globals(scale_kind=scale_kind, rounding=rule)
+    plan = products_of_all_codes(config, exponent)
+    x = torch.arange(plan.x.lo, plan.x.hi + 1)[None, :, None].repeat(2, 1, 1)
+    h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (x.shape[1], plan.hidden_size))
+    x, h0 = x.to(plan.x.container), h0.to(plan.h.container)
+    expected = reference.run(plan, x, h0)[0]
+    for variant in NATIVE:
+        got = executor.run(plan, x, h0, None, False, variant, 1)[0]
+        assert torch.equal(got, expected), variant
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("inputs", [30, 500, 1000])
+def test_accumulators_about_the_limit_of_a_multiplier(rule, inputs):
+    """Ties near 2^20, 2^23 (the limit of a stretched float) and 2^24."""
+    gru = QuantGRU(inputs, 16, config=QuantConfig.int8().replace_globals(rounding=rule)).eval()
+    with torch.no_grad():
+        gru.weight_ih_l0.copy_(gru.weight_ih_l0.sign())
+    gru.calibrate(torch.ones(4, 2, inputs) * torch.tensor([1.0, -1.0])[:, None])
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    plan = gru._plan().cells[0][0]
+    generator = torch.Generator().manual_seed(inputs)
+    signs = torch.randint(0, 2, (2, 300, inputs), generator=generator)
+    x = torch.where(signs == 1, plan.x.hi, plan.x.lo)
+    share = torch.rand(2, 300, 1, generator=generator)
+    kept = torch.rand(2, 300, inputs, generator=generator) < share
+    towards = torch.where(plan.weights.W.sum(0) > 0, plan.x.hi, plan.x.lo)
+    x = torch.where(kept, towards, x).to(plan.x.container)
+    h0 = torch.zeros(300, 16, dtype=plan.h.container)
+    expected = reference.run(plan, x, h0)[0]
+    for variant in NATIVE:
+        assert torch.equal(executor.run(plan, x, h0, None, False, variant, 1)[0], expected)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_the_processor_rounds_to_the_nearest_after_a_call(rule):
     case = random_case(0, "w8a8", rule)

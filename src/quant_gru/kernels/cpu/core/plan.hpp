@@ -23,8 +23,8 @@
 
 namespace quant_gru {
 
-// A direction of rounding; `current` is that of the processor.
-enum class Toward { current, down, zero };
+// How lanes round; see rules.inl.
+enum class Ties { even, stretched, up, away, any };
 
 enum class Container : int { i8, u8, i16, i32, i64 };
 
@@ -61,6 +61,7 @@ struct Sum {
     int64_t lo = 0, hi = 0;  // limits minus the zero point
     double m[2] = {0, 0};
     int rule = QG_HALF_EVEN, first = 0;  // see qg_round_by
+    double bound = 0;                    // the largest |M[0] * v1 + M[1] * v2|, or of one |v1|
 };
 
 // A table in the form of the plan, and in forms that kernels read fast.
@@ -98,6 +99,8 @@ struct Cell {
     int H = 0;
     bool in_float = false;  // float32 is exact everywhere
     int rule = QG_HALF_EVEN;
+    bool halves = false;     // one half more leaves sums of two terms exact
+    bool stretches = false;  // multipliers are stretched and round ties away from zero; rules.inl
     Quantizer x, h;
     int64_t one = 0;
     Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h_new;
@@ -169,7 +172,7 @@ struct Packed {
     const float *m_float = nullptr;  // M / 2^k of each channel
     const double *m = nullptr;
     // With FusedPlan::powers: s, 2^(s-1) and 2^s - 1, with which sums are rounded to a multiple of
-    // 2^s, [group][gate][..][unit].
+    // 2^s; s, 0 and -1 with QG_FLOOR; [group][gate][..][unit].
     const int32_t *rounding = nullptr;
     double lo = 0, hi = 0;  // limits of the result minus its zero point
 };

@@ -51,15 +51,16 @@ bool addends_fit(const Cell &cell, int bits) {
     return true;
 }
 
-// Whether one half, added to the sums of two terms, leaves them exact in so many bits.
-bool halves_fit(const Cell &cell, int bits) {
+// Whether one half, added to the sums of two terms, leaves them exact in float32. In float64 it
+// does: tier c counts it.
+bool halves_fit(const Cell &cell) {
     for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new, &cell.zoneout})
-        if (s->present && s->bound + std::ldexp(1, s->k - 1) >= std::ldexp(1, bits)) return false;
+        if (s->present && s->bound + std::ldexp(1, s->k - 1) >= 0x1p24) return false;
     return true;
 }
 
-// Whether sums leave room for `Cell::stretches`: two bits, one for the smallest step and one for
-// its rounding.
+// Whether stretched numbers move only ties of the sums of two terms, and of the products of codes.
+// A sum needs two bits more: it moves by one or two units of its last place.
 bool sums_stretch(const Cell &cell, int bits, bool (*stretches)(double, int64_t)) {
     for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new, &cell.zoneout})
         if (s->present && s->bound >= std::ldexp(1, bits - 2)) return false;
@@ -169,8 +170,7 @@ void Layer::arrange() {
                 fused_.scalable = fused_.scalable && (in_float ? scales_rounded(s->m[i])
                                                                : scales_rounded_double(s->M[i]));
         fused_.powers = exact.powers;
-        const bool single = in_float || exact.powers;
-        fused_.halves = halves_fit(fused_, single ? 24 : 53);
+        fused_.halves = !(in_float || exact.powers) || halves_fit(fused_);
         fused_.stretches = in_float
                                ? exact.stretched_float && sums_stretch(fused_, 24, stretches_float)
                                : !exact.powers && exact.stretched_double &&
@@ -184,7 +184,6 @@ void Layer::arrange() {
     bool stretched = sums_stretch(fused_, 53, stretches_double);
     const int64_t bound = std::max(pack_general(W_, H_, general_.x, arena_, general_.W, stretched),
                                    pack_general(R_, H_, general_.h, arena_, general_.R, stretched));
-    general_.halves = halves_fit(general_, 53);
     general_.stretches = stretched;
     general_.small_sums = bound < (int64_t{1} << 31) && general_.W.planes == 1 &&
                           general_.R.planes == 1 && general_.W.flush >= general_.W.pairs &&

@@ -97,12 +97,20 @@ bool is_power(double m) {
     return std::frexp(m, &exponent) == 0.5;
 }
 
-// A multiplier grows by up to 2 steps of 2^-53 of itself, and a power of two by 2^-23. The product
-// then grows by less than 2^-k if |v| times the odd part of M is small enough; ties are odd
-// multiples of that part, so that common factors of two count for nothing.
+// A power of two grows by 2^-23 of itself in float32, another multiplier by 2^-53 to 2^-51 in
+// float64. docs/arithmetic.md, section 11, proves that no product reaches the next tie.
 bool stretches_float(double bound, int64_t M) { return (M & (M - 1)) == 0 && bound < 0x1p23; }
 bool stretches_double(double bound, int64_t M) {
     return M == 0 || bound * static_cast<double>(M / (M & -M)) < 0x1p51;
+}
+
+// Stretches a multiplier, or clears `all`. With others that are not, lanes cut off products plus
+// one half; this does not reach the next integer either.
+void stretch(double &m, double bound, int64_t M, bool &all) {
+    if (stretches_double(bound, M))
+        m *= 1 + 0x1p-52;
+    else
+        all = false;
 }
 
 bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, Packed &p,
@@ -178,10 +186,7 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
                     m_float[at] *= 1 + 0x1p-23f;
                 else
                     exact.stretched_float = false;
-                if (stretches_double(most, from.M[c]))
-                    m[at] *= 1 + 0x1p-52;
-                else
-                    exact.stretched_double = false;
+                stretch(m[at], most, from.M[c], exact.stretched_double);
             }
             if (!exact.powers) continue;
             // The kernel adds half of 2^s before it shifts, and 1 more with QG_DOUBLE; the sum must
@@ -253,12 +258,8 @@ int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena 
         largest = std::max(largest, most + 256 * reach * inputs);
         m[c] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
         m_float[c] = static_cast<float>(m[c]);
-        if (from.rule == QG_HALF_AWAY) {
-            if (stretches_double(static_cast<double>(most), from.M[c]))
-                m[c] *= 1 + 0x1p-52;
-            else
-                stretched = false;
-        }
+        if (from.rule == QG_HALF_AWAY)
+            stretch(m[c], static_cast<double>(most), from.M[c], stretched);
         more[c] = from.rule == QG_DOUBLE && m[c] < 0.5 ? power_below(m[c]) : 0;
     }
     p.exact = largest < (int64_t{1} << 53);

@@ -16,7 +16,7 @@ struct Exactness {
     bool stretched_float = true, stretched_double = true;
 };
 
-// What an exact product v * M / 2^k, |v| <= bound, has to be for `Cell::stretches`.
+// Whether a stretched M moves only ties among all v * M / 2^k, |v| <= bound.
 bool stretches_float(double bound, int64_t M);
 bool stretches_double(double bound, int64_t M);
 

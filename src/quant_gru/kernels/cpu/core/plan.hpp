@@ -20,6 +20,8 @@
 #define QG_LAMBDA __attribute__((always_inline))
 // For loops that need all registers: inlined, they would compete with the surrounding code.
 #define QG_ALONE __attribute__((noinline))
+// For functions that run once for a plan: small code.
+#define QG_ONCE __attribute__((cold))
 
 namespace quant_gru {
 
@@ -99,8 +101,7 @@ struct Cell {
     int H = 0;
     bool in_float = false;  // float32 is exact everywhere
     int rule = QG_HALF_EVEN;
-    bool halves = false;     // one half more leaves sums of two terms exact
-    bool stretches = false;  // multipliers are stretched and round ties away from zero; rules.inl
+    bool stretches = false;  // QG_HALF_AWAY: every product and sum may be stretched; see rules.inl
     Quantizer x, h;
     int64_t one = 0;
     Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h_new;
@@ -182,6 +183,7 @@ struct FusedPlan : Cell {
     // Codes have more than 8 bits, multipliers are powers of two, and sums of two terms are exact
     // in float32. Lanes of `Powers` are then exact.
     bool powers = false;
+    bool halves = false;    // QG_HALF_UP: one half more leaves sums of two terms exact
     bool scalable = false;  // 1.5 * 2^23 (2^52) times any multiplier of a sum is a float (double)
     const char *gates = nullptr;  // kGatesBytes, what `Variant::prepare` wrote
 };

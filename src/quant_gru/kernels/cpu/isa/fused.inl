@@ -457,7 +457,7 @@ bool run_packed(const FusedPlan &p, const Job &job) {
 
 // Writes FusedPlan::gates.
 void prepare_gates(const FusedPlan &p, void *to) {
-    with_lanes(p, [&](auto lanes) {
+    with_lanes(p, [&](auto lanes) QG_ONCE {
         using Made = PlanGates<typename decltype(lanes)::type>;
         static_assert(sizeof(Made) <= kGatesBytes && __is_trivially_copyable(Made));
         const Made made(p);

@@ -327,7 +327,7 @@ bool run_general(const GeneralPlan &plan, const Job &job) {
     for (int64_t row = job.first_row; row < job.end_row; row += kRows) {
         const int64_t left = job.end_row - row;
         const int rows = static_cast<int>(left < kRows ? left : kRows);
-        if (plan.rule == QG_HALF_UP && plan.halves)
+        if (plan.rule == QG_HALF_UP)
             nan |= run_general_rows<double, Ties::up>(plan, job, row, rows);
         else if (plan.rule == QG_HALF_AWAY && plan.stretches)
             nan |= run_general_rows<double, Ties::stretched>(plan, job, row, rows);

@@ -15,9 +15,9 @@ template <int kRule>
 inline float rounded_real(float y) {
     if (kRule == QG_HALF_EVEN) return (y + kRound) - kRound;
     const float whole = static_cast<float>(static_cast<int32_t>(y)), rest = y - whole;
-    if (kRule == QG_FLOOR) return whole - (rest < 0 ? 1.f : 0.f);
-    const bool down = kRule == QG_HALF_AWAY ? rest <= -0.5f : rest < -0.5f;
-    return whole + (rest >= 0.5f ? 1.f : 0.f) - (down ? 1.f : 0.f);
+    if (kRule == QG_FLOOR) return whole - static_cast<float>(rest < 0);
+    const int down = kRule == QG_HALF_AWAY ? rest <= -0.5f : rest < -0.5f;
+    return whole + static_cast<float>((rest >= 0.5f) - down);
 }
 
 // clamp(round(x / s), lo, hi), zero-point-free: a float32 division.

@@ -12,11 +12,12 @@
 // Everything that lanes do not round by a rule is exact. A lane's type says how it rounds (`Ties`):
 //   even       Sums and products are rounded by the operation that also computes something else. To
 //              the nearest this is QG_HALF_EVEN; downward it is QG_FLOOR.
-//   stretched  QG_HALF_AWAY, to the nearest: multipliers are larger by so little that only ties
-//              move (`Cell::stretches`).
-//   up         QG_HALF_UP, downward: sums include one half (`Cell::halves`).
+//   stretched  QG_HALF_AWAY, to the nearest: multipliers of products, and sums, are larger by so
+//              little that only ties move (`Cell::stretches`).
+//   up         QG_HALF_UP, downward: sums include one half (`FusedPlan::halves`).
 //   away       QG_HALF_AWAY, toward zero: a number plus one half of its sign.
 //   any        A number plus an addend of its sign, in the direction of the rule.
+// docs/arithmetic.md, section 11, proves them.
 
 // The direction in which the processor rounds during a scope. Only functions that are not inlined
 // compute in the scope, because the compiler knows nothing of directions.

@@ -283,6 +283,150 @@ def test_the_plan_chooses_a_tier_by_its_bounds():
             assert each.tier == "e" or total + half < bounds[each.tier]
 
 
+# --- other rules of rounding on a CPU
+
+HALF_AWAY, HALF_UP, FLOOR = range(1, 4)
+EVEN, STRETCHED, UP, AWAY, ANY = range(5)
+FORMS = {
+    "floor": (EVEN, FLOOR),
+    "half_away-stretched": (STRETCHED, HALF_AWAY),
+    "half_away": (AWAY, HALF_AWAY),
+    "half_away-any": (ANY, HALF_AWAY),
+    "half_up": (UP, HALF_UP),
+    "half_up-any": (ANY, HALF_UP),
+}
+
+
+@pytest.fixture(scope="module", params=[name for name in BUILDS if name.startswith("cpu")])
+def rules(request, tmp_path_factory):
+    """The library of the forms of every rule, which compares them with integers."""
+    if COMPILER is None:
+        pytest.skip("needs g++")
+    path = tmp_path_factory.mktemp("rules") / "rules.so"
+    source = HERE / "exact_forms.cpp"
+    command = [COMPILER, *FLAGS, "-O2", *BUILDS[request.param], source, "-o", path]
+    subprocess.run(command, check=True)
+    library = ctypes.CDLL(str(path))
+    library.count_wrong.restype = ctypes.c_long
+
+    def wrong(name, values, M, k, *, real="float", is_sum=False, grown=False):
+        """Of the values of a range, how many are not rounded as integers are."""
+        how, rule = FORMS[name]
+        where = map(ctypes.c_long, (values.start, values.stop, values.step, M))
+        return library.count_wrong(real == "float", how, rule, is_sum, grown, *where, k)
+
+    def stretches(real, bound, M):
+        return library.stretches(real == "float", ctypes.c_double(bound), ctypes.c_long(M))
+
+    wrong.name, wrong.stretches = request.param, stretches
+    return wrong
+
+
+def below(limit: int) -> range:
+    return range(1 - limit, limit)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_all_products_by_powers_of_two(rules, name):
+    """Every sum of a matrix product that float32 holds, and every one that may be stretched."""
+    stretched = name == "half_away-stretched"
+    bound = (1 << 23 if stretched else 1 << 24) - 1
+    assert not stretched or rules.stretches("float", bound, 1)
+    for k in (1, 12):
+        assert rules(name, below(bound + 1), 1, k) == 0, k
+    for k in (0, 2, 16, 22, 23, 24):
+        assert rules(name, below(1 << 16), 1, k) == 0, k
+        assert rules(name, range(bound - (1 << 16), bound + 1), 1, k) == 0, k
+        assert rules(name, range(-bound, (1 << 16) - bound), 1, k) == 0, k
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "half_away-stretched"])
+def test_all_products_by_others(rules, name):
+    for M, k in ((ONES[2], 30), (ONES[5], 32), (3 << 22, 26)):
+        assert rules(name, range(1 - (1 << 24), 1 << 24, 7), M, k) == 0, (M, k)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_all_sums(rules, name):
+    """Every sum of two terms that float32 holds, one half included where sums begin at it."""
+    if rules.name == "cpu":
+        pytest.skip("the same instructions as in cpu-fma")
+    for k in (0, 1, 2, 8, 16, 22, 23):
+        if name == "half_away-stretched":
+            limit = 1 << 22
+        elif name == "half_up":
+            limit = (1 << 24) - (1 << k - 1 if k else 0)
+        else:
+            limit = 1 << 24
+        step = 1 if k == 1 else 5
+        assert rules(name, range(1 - limit, limit, step), 1, k, is_sum=True) == 0, k
+        for near in (limit, 1 << 16, 1 - limit + (1 << 16)):
+            values = range(near - (1 << 16), near)
+            assert rules(name, values, 1, k, is_sum=True) == 0, k
+
+
+@pytest.mark.parametrize("name", ["half_away", "half_away-any"])
+def test_stretched_multipliers_may_be_cut_off(rules, name):
+    """As in plans of which only some channels can be stretched."""
+    for k in (0, 1, 2, 8, 16, 23):
+        assert rules(name, range(1 - (1 << 23), 1 << 23, 5), 1, k, grown=True) == 0, k
+        assert rules(name, range((1 << 23) - (1 << 16), 1 << 23), 1, k, grown=True) == 0, k
+    if name == "half_away-any":
+        for M, k in double_cases():
+            for values in near_ties(M, k, (1 << 51) // M):
+                assert rules(name, values, M, k, real="double", grown=True) == 0, (M, k)
+
+
+def double_cases():
+    for M in (1, 3, 5, 0xABCDEF, (1 << 24) - 1, (1 << 23) + 1):
+        most = ((1 << 51) - 1) // M
+        for bits in (most.bit_length() - 12, most.bit_length() - 1):
+            yield M, bits
+
+
+def near_ties(M, k, most):
+    """Values v up to most for which M * v / 2^k, M odd, is a tie, or the next to one."""
+    modulus = 1 << k
+    for tie in (modulus // 2, -modulus // 2):
+        for d in (-1, 0, 1):
+            first = (tie + d) * pow(M, -1, modulus) % modulus
+            # the largest ones, of both signs
+            start = first + (most - first) // modulus * modulus
+            yield range(max(start - 8191 * modulus, first), start + 1, modulus)
+            yield range(first - most // modulus * modulus, first, modulus)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "half_away"])
+def test_products_and_sums_near_ties_in_double(rules, name):
+    """Up to the bound of stretched products and sums, and of products without `fma`."""
+    for M, k in double_cases():
+        limit = 1 << 51
+        for values in near_ties(M, k, (limit - 1) // M):
+            assert rules.stretches("double", (limit - 1) // M, M << 3)
+            assert rules(name, values, M, k, real="double") == 0, (M, k, values)
+            if M == 1:
+                assert rules(name, values, 1, k, real="double", is_sum=True) == 0, (k, values)
+
+
+def test_stretched_products_beyond_the_bound_reach_ties(rules):
+    """The bounds are needed."""
+    name, k = "half_away-stretched", 12
+    v = (1 << 23) + (1 << k - 1) - 1
+    assert rules(name, range(v, v + 1), 1, k) == 1
+    assert not rules.stretches("float", 1 << 23, 1)
+    assert not rules.stretches("float", 1, 3)
+    v = (1 << 22) + (1 << k - 1) - 1
+    assert rules(name, range(v, v + (1 << 15), 1 << k), 1, k, is_sum=True) == 0
+    v = (1 << 24) - (1 << k - 1) - 1
+    assert rules(name, range(v, v + 1), 1, k, is_sum=True) == 1
+    if rules.name == "cpu-fma":
+        values = next(iter(near_ties(3, 40, (1 << 53) // 3)))
+        assert rules(name, values, 3, 40, real="double") > 0
+    assert rules.stretches("double", (1 << 51) - 1, 1 << 20)
+    assert not rules.stretches("double", 1 << 51, 1)
+    assert not rules.stretches("double", (1 << 50) - 1, 3)
+
+
 @kept
 def quantized(config, C=8, H=16):
     gru = QuantGRU(C, H, config=config).eval()

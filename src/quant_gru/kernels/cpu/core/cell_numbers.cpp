@@ -47,7 +47,15 @@ int bits_of(const int64_t (&M)[2]) {
     return bits;
 }
 
-Sum sum_of(const SumNumbers &n, const QuantizerNumbers &out, int tier, int rule) {
+// The largest |sum| of terms |v_i| <= V[i].
+uint64_t total_of(const SumNumbers &sum, const uint64_t (&V)[2]) {
+    uint64_t total = 0;
+    for (int i = 0; i < sum.terms; ++i)
+        total = saturated_sum(total, saturated_product(static_cast<uint64_t>(sum.M[i]), V[i]));
+    return total;
+}
+
+Sum sum_of(const SumNumbers &n, const QuantizerNumbers &out, int tier, uint64_t bound, int rule) {
     Sum s;
     if (!n.terms) return s;
     s.present = 1;
@@ -58,6 +66,7 @@ Sum sum_of(const SumNumbers &n, const QuantizerNumbers &out, int tier, int rule)
     std::copy_n(n.M, 2, s.M);
     s.rule = rule;
     s.first = bits_of(n.M);
+    s.bound = static_cast<double>(bound);
     return s;
 }
 
@@ -65,7 +74,7 @@ Sum sum_of(const SumNumbers &n, const QuantizerNumbers &out, int tier, int rule)
 Sum product_sum(const SumNumbers &n, const QuantizerNumbers &out, int bits, uint64_t bound,
                 int rule) {
     const uint64_t scaled = saturated_product(bound, power(significant_bits(bits)));
-    return sum_of(n, out, bits > 32 || scaled >= kMost ? 'e' : 'd', rule);
+    return sum_of(n, out, bits > 32 || scaled >= kMost ? 'e' : 'd', bound, rule);
 }
 
 Table table_of(const TableNumbers &n, const QuantizerNumbers &pre, int rule) {
@@ -177,9 +186,7 @@ Container QuantizerNumbers::container() const {
 }
 
 int tier_of(const SumNumbers &sum, const uint64_t (&V)[2]) {
-    uint64_t total = 0;
-    for (int i = 0; i < sum.terms; ++i)
-        total = saturated_sum(total, saturated_product(static_cast<uint64_t>(sum.M[i]), V[i]));
+    uint64_t total = total_of(sum, V);
     if (total < power(24)) return 'a';
     total = saturated_sum(total, power(sum.k - 1));
     return total < power(31) ? 'b' : total < power(53) ? 'c' : total < power(62) ? 'd' : 'e';
@@ -212,11 +219,14 @@ LayerPlan layer_plan(const CellNumbers &n) {
     cell.h = quantizer_of(n.h, n.rounding_input);
     cell.one = n.one;
     cell.rule = n.rounding;
-    cell.z_pre = sum_of(n.sums.z_pre, n.z_pre, tier_of(n.sums.z_pre, {Wx, Rh}), n.rounding);
-    cell.r_pre = sum_of(n.sums.r_pre, n.r_pre, tier_of(n.sums.r_pre, {Wx, Rh}), n.rounding);
-    cell.g_pre = sum_of(n.sums.g_pre, n.g_pre, tier_of(n.sums.g_pre, {Wx, rRh}), n.rounding);
-    cell.h_new = sum_of(n.sums.h, n.h, tier_of(n.sums.h, {old_contrib, new_contrib}), n.rounding);
-    cell.zoneout = sum_of(n.sums.zoneout, n.h, tier_of(n.sums.zoneout, {h, h}), n.rounding);
+    auto of_two = [&](const SumNumbers &sum, const QuantizerNumbers &out, uint64_t a, uint64_t b) {
+        return sum_of(sum, out, tier_of(sum, {a, b}), total_of(sum, {a, b}), n.rounding);
+    };
+    cell.z_pre = of_two(n.sums.z_pre, n.z_pre, Wx, Rh);
+    cell.r_pre = of_two(n.sums.r_pre, n.r_pre, Wx, Rh);
+    cell.g_pre = of_two(n.sums.g_pre, n.g_pre, Wx, rRh);
+    cell.h_new = of_two(n.sums.h, n.h, old_contrib, new_contrib);
+    cell.zoneout = of_two(n.sums.zoneout, n.h, h, h);
     cell.rRh = product_sum(n.sums.rRh, n.rRh, n.r.bits + n.Rh.bits, products.rRh, n.rounding);
     cell.old_contrib = product_sum(n.sums.old_contrib, n.old_contrib, n.z.bits + n.h.bits,
                                    products.old_contrib, n.rounding);

@@ -51,6 +51,24 @@ bool addends_fit(const Cell &cell, int bits) {
     return true;
 }
 
+// Whether one half, added to the sums of two terms, leaves them exact in float32. In float64 it
+// does: tier c counts it.
+bool halves_fit(const Cell &cell) {
+    for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new, &cell.zoneout})
+        if (s->present && s->bound + std::ldexp(1, s->k - 1) >= 0x1p24) return false;
+    return true;
+}
+
+// Whether stretched numbers move only ties of the sums of two terms, and of the products of codes.
+// A sum needs two bits more: it moves by one or two units of its last place.
+bool sums_stretch(const Cell &cell, int bits, bool (*stretches)(double, int64_t)) {
+    for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new, &cell.zoneout})
+        if (s->present && s->bound >= std::ldexp(1, bits - 2)) return false;
+    for (const Sum *s : {&cell.rRh, &cell.old_contrib, &cell.new_contrib})
+        if (s->present && !stretches(s->bound, s->M[0])) return false;
+    return true;
+}
+
 // The bits of float and double, less those of the addends themselves.
 constexpr int kFloatAddends = 22, kDoubleAddends = 50;
 
@@ -152,22 +170,30 @@ void Layer::arrange() {
                 fused_.scalable = fused_.scalable && (in_float ? scales_rounded(s->m[i])
                                                                : scales_rounded_double(s->M[i]));
         fused_.powers = exact.powers;
+        fused_.halves = !(in_float || exact.powers) || halves_fit(fused_);
+        fused_.stretches = in_float
+                               ? exact.stretched_float && sums_stretch(fused_, 24, stretches_float)
+                               : !exact.powers && exact.stretched_double &&
+                                     sums_stretch(fused_, 53, stretches_double);
         variant_.prepare(fused_, arena_.reuse(fused_.gates, kGatesBytes));
         kind_ = Kind::fused;
         return;
     }
     kind_ = Kind::general;
     static_cast<Cell &>(general_) = fused_;
-    const int64_t bound = std::max(pack_general(W_, H_, general_.x, arena_, general_.W),
-                                   pack_general(R_, H_, general_.h, arena_, general_.R));
+    bool stretched = sums_stretch(fused_, 53, stretches_double);
+    const int64_t bound = std::max(pack_general(W_, H_, general_.x, arena_, general_.W, stretched),
+                                   pack_general(R_, H_, general_.h, arena_, general_.R, stretched));
+    general_.stretches = stretched;
     general_.small_sums = bound < (int64_t{1} << 31) && general_.W.planes == 1 &&
                           general_.R.planes == 1 && general_.W.flush >= general_.W.pairs &&
                           general_.R.flush >= general_.R.pairs;
     bool fits = multipliers_fit_float(general_);
     for (const Projection *p : {&general_.W, &general_.R})
         for (int c = 0; c < 3 * H_; ++c) fits = fits && fits_float(p->m[c]);
-    general_.in_float = fused_.rule == QG_HALF_EVEN && float32_ && general_.small_sums &&
-                        bound < (int64_t{1} << 24) && fits;
+    const bool even = fused_.rule == QG_HALF_EVEN || fused_.rule == QG_FLOOR;
+    general_.in_float =
+        even && float32_ && general_.small_sums && bound < (int64_t{1} << 24) && fits;
 }
 
 const Cell &Layer::cell() const {

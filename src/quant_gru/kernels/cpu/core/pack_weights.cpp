@@ -97,6 +97,22 @@ bool is_power(double m) {
     return std::frexp(m, &exponent) == 0.5;
 }
 
+// A power of two grows by 2^-23 of itself in float32, another multiplier by 2^-53 to 2^-51 in
+// float64. docs/arithmetic.md, section 11, proves that no product reaches the next tie.
+bool stretches_float(double bound, int64_t M) { return (M & (M - 1)) == 0 && bound < 0x1p23; }
+bool stretches_double(double bound, int64_t M) {
+    return M == 0 || bound * static_cast<double>(M / (M & -M)) < 0x1p51;
+}
+
+// Stretches a multiplier, or clears `all`. With others that are not, lanes cut off products plus
+// one half; this does not reach the next integer either.
+void stretch(double &m, double bound, int64_t M, bool &all) {
+    if (stretches_double(bound, M))
+        m *= 1 + 0x1p-52;
+    else
+        all = false;
+}
+
 bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, Packed &p,
                 Exactness &exact) {
     if (from.kind != Container::i8) return false;
@@ -164,24 +180,32 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
             m[at] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
             exact.in_float = exact.in_float && fits_float(m[at]);
             m_float[at] = static_cast<float>(m[at]);
+            if (from.rule == QG_HALF_AWAY) {
+                const double most = static_cast<double>(bound);
+                if (stretches_float(most, from.M[c]))
+                    m_float[at] *= 1 + 0x1p-23f;
+                else
+                    exact.stretched_float = false;
+                stretch(m[at], most, from.M[c], exact.stretched_double);
+            }
             if (!exact.powers) continue;
             // The kernel adds half of 2^s before it shifts, and 1 more with QG_DOUBLE; the sum must
             // fit 32 bits.
-            const int s = -std::ilogb(m[at]);
-            exact.powers = is_power(m[at]) && s >= 1 && s <= 30 &&
-                           bound + (int64_t{1} << (s - 1)) + 1 < int64_t{1} << 31;
+            const int s = static_cast<int>(from.k[c]) - (from.M[c] ? std::ilogb(from.M[c]) : 0);
+            exact.powers = from.M[c] > 0 && (from.M[c] & (from.M[c] - 1)) == 0 && s >= 1 &&
+                           s <= 30 && bound + (int64_t{1} << (s - 1)) + 1 < int64_t{1} << 31;
             if (!exact.powers) continue;
             int32_t *numbers = rounding + (unit / group * 3 + gate) * 3 * group + place;
             numbers[0] = s;
-            numbers[group] = 1 << (s - 1);
-            numbers[2 * group] = (1 << s) - 1;
+            numbers[group] = from.rule == QG_FLOOR ? 0 : 1 << (s - 1);
+            numbers[2 * group] = from.rule == QG_FLOOR ? -1 : (1 << s) - 1;
         }
     }
     return true;
 }
 
 int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena &arena,
-                     Projection &p) {
+                     Projection &p, bool &stretched) {
     const int channels = 3 * H, inputs = from.inputs;
     int64_t bound = 0;
     p.inputs = inputs;
@@ -234,6 +258,8 @@ int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena 
         largest = std::max(largest, most + 256 * reach * inputs);
         m[c] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
         m_float[c] = static_cast<float>(m[c]);
+        if (from.rule == QG_HALF_AWAY)
+            stretch(m[c], static_cast<double>(most), from.M[c], stretched);
         more[c] = from.rule == QG_DOUBLE && m[c] < 0.5 ? power_below(m[c]) : 0;
     }
     p.exact = largest < (int64_t{1} << 53);

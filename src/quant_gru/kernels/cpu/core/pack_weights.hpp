@@ -12,7 +12,13 @@ struct Exactness {
     bool in_float = true;   // float32
     bool in_double = true;  // float64 without fused multiply-add
     bool powers = true;     // lanes of `Powers`
+    // Whether stretched multipliers move nothing but ties, in lanes of float32 and of float64.
+    bool stretched_float = true, stretched_double = true;
 };
+
+// Whether a stretched M moves only ties among all v * M / 2^k, |v| <= bound.
+bool stretches_float(double bound, int64_t M);
+bool stretches_double(double bound, int64_t M);
 
 // Whether m, and its product with any sum, is far from the limits of float32.
 bool fits_float(double m);
@@ -25,9 +31,10 @@ bool is_power(double m);
 bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, Packed &p,
                 Exactness &exact);
 
-// Lays weights out for the general kernel. Returns the largest |sum|.
+// Lays weights out for the general kernel. Returns the largest |sum|. Clears `stretched` if it does
+// not apply to them.
 int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena &arena,
-                     Projection &p);
+                     Projection &p, bool &stretched);
 
 // Copies weights for the wide kernel.
 void copy_wide(const Matrix &from, int H, Arena &arena, WideProjection &p);

@@ -20,11 +20,13 @@
 #define QG_LAMBDA __attribute__((always_inline))
 // For loops that need all registers: inlined, they would compete with the surrounding code.
 #define QG_ALONE __attribute__((noinline))
+// For functions that run once for a plan: small code.
+#define QG_ONCE __attribute__((cold))
 
 namespace quant_gru {
 
-// A direction of rounding; `current` is that of the processor.
-enum class Toward { current, down, zero };
+// How lanes round; see rules.inl.
+enum class Ties { even, stretched, up, away, any };
 
 enum class Container : int { i8, u8, i16, i32, i64 };
 
@@ -61,6 +63,7 @@ struct Sum {
     int64_t lo = 0, hi = 0;  // limits minus the zero point
     double m[2] = {0, 0};
     int rule = QG_HALF_EVEN, first = 0;  // see qg_round_by
+    double bound = 0;                    // the largest |M[0] * v1 + M[1] * v2|, or of one |v1|
 };
 
 // A table in the form of the plan, and in forms that kernels read fast.
@@ -98,6 +101,7 @@ struct Cell {
     int H = 0;
     bool in_float = false;  // float32 is exact everywhere
     int rule = QG_HALF_EVEN;
+    bool stretches = false;  // QG_HALF_AWAY: every product and sum may be stretched; see rules.inl
     Quantizer x, h;
     int64_t one = 0;
     Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h_new;
@@ -169,7 +173,7 @@ struct Packed {
     const float *m_float = nullptr;  // M / 2^k of each channel
     const double *m = nullptr;
     // With FusedPlan::powers: s, 2^(s-1) and 2^s - 1, with which sums are rounded to a multiple of
-    // 2^s, [group][gate][..][unit].
+    // 2^s; s, 0 and -1 with QG_FLOOR; [group][gate][..][unit].
     const int32_t *rounding = nullptr;
     double lo = 0, hi = 0;  // limits of the result minus its zero point
 };
@@ -179,6 +183,7 @@ struct FusedPlan : Cell {
     // Codes have more than 8 bits, multipliers are powers of two, and sums of two terms are exact
     // in float32. Lanes of `Powers` are then exact.
     bool powers = false;
+    bool halves = false;    // QG_HALF_UP: one half more leaves sums of two terms exact
     bool scalable = false;  // 1.5 * 2^23 (2^52) times any multiplier of a sum is a float (double)
     const char *gates = nullptr;  // kGatesBytes, what `Variant::prepare` wrote
 };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "cpu/core/pack_weights.hpp"
@@ -9,10 +10,10 @@ namespace {
 
 // Lets pack instructions clamp the input sum of a table, if they clamp to the same limits.
 void saturate(Table &t, const Sum &s) {
-    // With smaller multipliers, sums of codes of up to 17 bits fit 32 bits.
-    constexpr double kMost = 4096;
+    // Conversions of sums to 32 bits must not overflow.
+    constexpr double kMost = 0x1p30;
     t.saturates = t.bytes && t.pre_hi - t.pre_lo == 255 && s.lo == t.pre_lo && s.hi == t.pre_hi &&
-                  s.m[0] + s.m[1] < kMost;
+                  std::ldexp(s.bound, -s.k) < kMost;
     t.lift = static_cast<int32_t>(static_cast<uint32_t>(-t.pre_lo & 0xffff) * 0x10001u);
     t.place = static_cast<int32_t>(static_cast<uint32_t>(t.pre_lo & 0xff) * 0x1010101u);
 }

@@ -6,7 +6,7 @@
 #define QG_FOUR
 template <class L>
 struct FourOf : Lockstep<FourOf<L>, L> {
-    static constexpr bool kScales = L::kScales, kPowers = false, kEven = L::kEven;
+    static constexpr bool kScales = L::kScales, kPowers = false;
     L v[4];
 
     template <class F>

@@ -265,10 +265,14 @@ struct PlanGates {
 template <class V, int P, Mode kMode>
 bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     using Real = typename V::Real;
+    const int rule = V::kTies == Ties::stretched ? QG_HALF_EVEN : p.rule;
+    const int of_rows = kRowsDirect ? rule : QG_HALF_EVEN,
+              of_step = kRowsDirect ? QG_HALF_EVEN : rule;
     // A short call would take as long for these numbers as for its products.
     const auto &plan_gates = *reinterpret_cast<const PlanGates<V> *>(p.gates);
     const Gates<typename V::Lane> &gates = plan_gates.lane;
     const Gates<V> &wide_gates = plan_gates.wide;
+    const Direction whole_call(of_rows);
     const int H = p.H, C = p.W.inputs;
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
     const int64_t x_stride = operand_stride(p.W), h_stride = operand_stride(p.R);
@@ -324,10 +328,8 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     // A step projects its own input if steps are processed one at a time with separate plane sums.
     const bool projects =
         Sums<typename V::Lane, P>::kApart && p.W.planes == P && ahead == 1 && rows > 1;
-    int rule = QG_HALF_EVEN;
-    if constexpr (!V::kEven) rule = V::Lane::kNeedsDirection ? p.rule : rule;
     auto project_steps = [&](int steps, int first, int end, float *to) {
-        const Direction direction(rule);
+        const Direction direction(of_step);
         if (p.W.planes == 1 || kMaxPlanes == 1)
             project<typename V::Lane, 1, kMode>(p.W, gates, x, x_stride, steps * rows, first, end,
                                                 to);
@@ -336,7 +338,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                                                          first, end, to);
     };
     auto advance_rows = [&](const float *from_input, int64_t at) {
-        const Direction direction(rule);
+        const Direction direction(of_step);
         if (projects)
             step<V, P, kMode, Sums<typename V::Lane, P>::kApart>(
                 p, gates, wide_gates, state, nullptr, x, x_stride, rows, lengths, at, keeps);
@@ -421,28 +423,24 @@ bool with_planes(const FusedPlan &p, Run run) {
     return p.R.planes == 1 ? run(ChosenLanes<V, 1>()) : run(ChosenLanes<V, kMaxPlanes>());
 }
 
-template <class Run>
+template <Ties kHow, class Run>
 bool with_ruled(const FusedPlan &p, Run run) {
-    if (p.in_float) {
-        if (p.rule == QG_HALF_AWAY)
-            return run(
-                ChosenLanes<typename RuledOf<WideFloats, Same::magnitude, Toward::zero>::type,
-                            1>());
-        if (p.rule == QG_DOUBLE)
-            return run(
-                ChosenLanes<typename RuledOf<WideFloats, Same::sign, Toward::down>::type, 1>());
-        return run(ChosenLanes<typename RuledOf<WideFloats, Same::all, Toward::down>::type, 1>());
-    }
+    if (p.in_float) return run(ChosenLanes<typename RuledOf<WideFloats, kHow>::type, 1>());
 #if defined(QG_POWERS)
-    if (p.powers)
-        return with_planes<typename RuledOf<WidePowers, Same::sign, Toward::current>::type>(p, run);
+    if constexpr (kHow == Ties::up || kHow == Ties::any) {
+        if (p.powers) return with_planes<typename RuledOf<WidePowers, kHow>::type>(p, run);
+    }
 #endif
-    return with_planes<AnyRule<Doubles>>(p, run);
+    return with_planes<Ruled<Doubles, kHow>>(p, run);
 }
 
 template <class Run>
 bool with_lanes(const FusedPlan &p, Run run) {
-    if (p.rule != QG_HALF_EVEN) return with_ruled(p, run);
+    if (p.rule == QG_HALF_UP && p.halves) return with_ruled<Ties::up>(p, run);
+    if (p.rule == QG_HALF_AWAY && p.stretches) return with_ruled<Ties::stretched>(p, run);
+    if (p.rule == QG_HALF_AWAY && p.in_float)
+        return run(ChosenLanes<typename RuledOf<WideFloats, Ties::away>::type, 1>());
+    if (p.rule != QG_HALF_EVEN && p.rule != QG_FLOOR) return with_ruled<Ties::any>(p, run);
     if (p.in_float) return run(ChosenLanes<WideFloats, 1>());
 #if defined(QG_POWERS)
     if (p.powers) return with_planes<WidePowers>(p, run);
@@ -459,7 +457,7 @@ bool run_packed(const FusedPlan &p, const Job &job) {
 
 // Writes FusedPlan::gates.
 void prepare_gates(const FusedPlan &p, void *to) {
-    with_lanes(p, [&](auto lanes) {
+    with_lanes(p, [&](auto lanes) QG_ONCE {
         using Made = PlanGates<typename decltype(lanes)::type>;
         static_assert(sizeof(Made) <= kGatesBytes && __is_trivially_copyable(Made));
         const Made made(p);

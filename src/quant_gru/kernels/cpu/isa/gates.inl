@@ -1,8 +1,8 @@
 // The gate arithmetic of the fused kernel, from sums of matrix products to the next state. Included
 // inside the namespace of an instruction set after its lanes.
 
-// The addends of a sum with which lanes round it, by another rule than ties to even.
-template <class V, bool kEven = V::kEven>
+// The addends of a sum with which lanes round it.
+template <class V, bool kPlain = plain(V::kTies)>
 struct SumAddends {
     explicit SumAddends(const Sum &) {}
 };
@@ -17,7 +17,7 @@ struct SumAddends<V, false> {
 };
 
 // The addends of matrix products.
-template <class V, bool kEven = V::kEven>
+template <class V, bool kPlain = plain(V::kTies) && !V::kPowers>
 struct ChannelAddends {
     struct type {
         explicit type(int) {}
@@ -27,6 +27,12 @@ template <class V>
 struct ChannelAddends<V, false> {
     using type = typename V::Lane::Channels;
 };
+
+// The multiplier of a product.
+template <class V>
+inline double multiplier_of(const Sum &s) {
+    return s.m[0] * (V::kTies == Ties::stretched ? kStretch<typename V::Real> : 1);
+}
 
 // A weighted sum of two terms. Constants are one vector (C); values (V) may be several vectors.
 template <class V>
@@ -42,32 +48,46 @@ struct TwoTerms {
           addends(s) {}
     // Clamped but not rounded: the limits are integers, so clamping may precede rounding. The
     // bounds of the plan guarantee that the sum is exact.
-    QG_INLINE V unrounded(const V &a, const V &b) const {
-        return V::limit(V::add_product(V::scale(a, m1), b, m2), lo, hi);
+    QG_INLINE V unrounded(const V &a, const V &b) const { return V::limit(sum(a, b), lo, hi); }
+    QG_INLINE V sum(const V &a, const V &b) const {
+        if constexpr (V::kTies == Ties::up)
+            return V::add_product(V::add_product(addends.positive, a, m1), b, m2);
+        else
+            return V::add_product(V::scale(a, m1), b, m2);
     }
-    // The integer of a sum.
-    QG_INLINE V whole(const V &sum) const {
-        if constexpr (V::kEven)
-            return V::round(sum);
+    // A sum that lookups, conversions and `V::round` round by the rule.
+    QG_INLINE V ready(const V &sum) const {
+        if constexpr (V::kTies == Ties::stretched)
+            return V::scale(sum, C::set(kStretch<typename V::Real>));
+        else if constexpr (V::kTies == Ties::even || V::kTies == Ties::up)
+            return sum;
         else
             return V::whole(sum, addends.positive, addends.negative);
     }
-    // A table's output for a sum; a lookup itself rounds ties to even.
+    // The integer of a sum.
+    QG_INLINE V whole(const V &sum) const {
+        if constexpr (plain(V::kTies))
+            return V::round(ready(sum));
+        else if constexpr (V::kTies == Ties::up)
+            return V::to_integer(sum);
+        else
+            return ready(sum);
+    }
+    // The table's output for a sum that is neither rounded nor clamped.
     QG_INLINE V look_up(const Table &t, const V &sum) const {
-        if constexpr (V::kEven)
-            return V::look_up(t, sum);
-        else
-            return V::look_up(t, whole(sum));
+#if defined(QG_SATURATES)
+        if constexpr (V::kVectors > 1) {
+            if (t.saturates) return look_up_saturated(t, ready(sum));
+        }
+#endif
+        return V::look_up(t, ready(V::limit(sum, lo, hi)));
     }
-    QG_INLINE V find(const Table &t, const V &sum) const {
-        if constexpr (V::kEven)
-            return V::find(t, sum);
-        else
-            return V::find(t, whole(sum));
+    QG_INLINE V find(const Table &t, const V &sum) const { return V::find(t, ready(sum)); }
+    // For terms that already include their multipliers: the integer if both do, and `unrounded` if
+    // only the second does.
+    QG_INLINE V of_scaled(const V &a, const V &b) const {
+        return whole(V::limit(V::add(a, b), lo, hi));
     }
-    // The same as `unrounded` for terms that already include their multipliers: both terms, or only
-    // the second.
-    QG_INLINE V of_scaled(const V &a, const V &b) const { return V::limit(V::add(a, b), lo, hi); }
     QG_INLINE V of_second_scaled(const V &a, const V &b) const {
         return V::limit(V::add_product(b, a, m1), lo, hi);
     }
@@ -80,7 +100,7 @@ struct OneTerm {
     C m, lo, hi;
     SumAddends<V> addends;
     explicit OneTerm(const Sum &s)
-        : m(C::set(s.m[0])),
+        : m(C::set(multiplier_of<V>(s))),
           lo(C::set(static_cast<double>(s.lo))),
           hi(C::set(static_cast<double>(s.hi))),
           addends(s) {}
@@ -89,7 +109,7 @@ struct OneTerm {
     }
     // Of a product of two codes, which is exact.
     QG_INLINE V unlimited(const V &v) const {
-        if constexpr (V::kEven)
+        if constexpr (plain(V::kTies))
             return V::rounded_product(v, m);
         else
             return V::product(v, m, addends.positive, addends.negative);
@@ -217,7 +237,7 @@ struct Gates {
     // Accumulators times their multipliers, rounded.
     template <class M>
     QG_INLINE V channels(const V &sums, const M &m) const {
-        if constexpr (V::kEven)
+        if constexpr (plain(V::kTies) && !V::kPowers)
             return V::rounded_product(sums, m);
         else
             return V::channels(sums, m, by);
@@ -226,13 +246,10 @@ struct Gates {
     // The table's output for a sum of scaled terms; from_input is unscaled without kScalesInput.
     QG_INLINE static V gate(const Table &t, const TwoTerms<V> &s, const V &from_input,
                             const V &rest) {
-#if defined(QG_SATURATES)
-        if constexpr (V::kVectors > 1) {
-            if (t.saturates) return look_up_saturated(t, V::add(from_input, rest));
-        }
-#endif
-        return V::look_up(
-            t, kScalesInput ? s.of_scaled(from_input, rest) : s.of_second_scaled(from_input, rest));
+        if constexpr (kScalesInput)
+            return s.look_up(t, V::add(from_input, rest));
+        else
+            return s.look_up(t, V::add_product(rest, from_input, s.m1));
     }
 
     // Computes the next state. `input` and `state` return the results of `input_product` and
@@ -244,7 +261,7 @@ struct Gates {
         if constexpr (V::kPowers) {
             const V r = r_pre.find(p.r, r_pre.unrounded(input(Gate<1>{}), state(Gate<1>{})));
             const V z = z_pre.find(p.z, z_pre.unrounded(input(Gate<0>{}), state(Gate<0>{})));
-            if constexpr (!V::kEven) {
+            if constexpr (V::kTies != Ties::even) {
                 const V rest = rRh.of_scaled(r_rest(r), state(Gate<2>{}));
                 const V g = g_pre.find(p.g, g_pre.unrounded(input(Gate<2>{}), rest));
                 const V old = old_contrib.of_scaled(z_old(z), before());
@@ -255,7 +272,7 @@ struct Gates {
                 const V g = V::find(p.g, g_pre.of_second_scaled(input(Gate<2>{}), rest));
                 const V old = old_h(z_old(z), before());
                 const V fresh = new_h(g_new(g), V::from(one_less, z));
-                return V::round(h_new.of_scaled(old, fresh));
+                return h_new.of_scaled(old, fresh);
             }
         } else if constexpr (kMode == Mode::scaled) {
             const V r = gate(p.r, r_pre, input(Gate<1>{}), state(Gate<1>{}));
@@ -264,13 +281,13 @@ struct Gates {
             const V g = gate(p.g, g_pre, input(Gate<2>{}), rest);
             const V old = old_h(V::mul(z, before()), old_contrib.m);
             const V fresh = new_h(V::mul(V::from(one, z), g), new_contrib.m);
-            return V::round(h_new.of_scaled(old, fresh));
+            return h_new.of_scaled(old, fresh);
         } else {
-            const V r = r_pre.look_up(p.r, r_pre.unrounded(input(Gate<1>{}), state(Gate<1>{})));
-            const V z = z_pre.look_up(p.z, z_pre.unrounded(input(Gate<0>{}), state(Gate<0>{})));
+            const V r = r_pre.look_up(p.r, r_pre.sum(input(Gate<1>{}), state(Gate<1>{})));
+            const V z = z_pre.look_up(p.z, z_pre.sum(input(Gate<0>{}), state(Gate<0>{})));
             const V Rh_g = state(Gate<2>{}), h = before();
             const V rest = p.rRh.present ? rRh(r, Rh_g) : V::mul(r, Rh_g);
-            const V g = g_pre.look_up(p.g, g_pre.unrounded(input(Gate<2>{}), rest));
+            const V g = g_pre.look_up(p.g, g_pre.sum(input(Gate<2>{}), rest));
             const V not_z = V::from(one, z);
             const V old = p.old_contrib.present ? old_contrib(z, h) : V::mul(z, h);
             const V fresh = p.new_contrib.present ? new_contrib(not_z, g) : V::mul(not_z, g);

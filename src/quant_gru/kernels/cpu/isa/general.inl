@@ -30,33 +30,37 @@ inline Real round_sum(Real v1, Real m1, Real v2, Real m2) {
     return (Magic<Real>::fma(v1, m1, v2 * m2) + Magic<Real>::value) - Magic<Real>::value;
 }
 
-// The same by another rule, in the direction of the processor; see rules.inl.
+// An integer of the sign of v, so that sums round in the direction of the processor.
 template <class Real>
 inline Real directed(Real v) {
     const Real far = v < 0 ? -Magic<Real>::value : Magic<Real>::value;
     return (v + far) - far;
 }
 
-// The rounding of a weighted sum, by ties to even or by another rule.
-template <class Real, bool kEven>
+// The rounding of a weighted sum; see rules.inl.
+template <class Real, Ties kHow>
 struct Rounding {
     Real positive = 0, negative = 0;
     explicit Rounding(const Addends &a)
         : positive(static_cast<Real>(a.positive)), negative(static_cast<Real>(a.negative)) {}
     explicit Rounding(const Sum &s) : Rounding(addends_of(s.rule, s.k, s.first)) {}
 
-    QG_INLINE Real term(Real v, Real m) const {
-        if constexpr (kEven) return round_term(v, m);
-        return directed(Magic<Real>::fma(v, m, v < 0 ? negative : positive));
-    }
+    QG_INLINE Real term(Real v, Real m) const { return channel(v, m, 0); }
     // of a channel, of which `Projection::more` is added too
     QG_INLINE Real channel(Real v, Real m, Real more) const {
-        if constexpr (kEven) return round_term(v, m);
+        if constexpr (plain(kHow)) return round_term(v, m);
+        if constexpr (kHow == Ties::up)
+            return (Magic<Real>::fma(v, m, positive) + Magic<Real>::value) - Magic<Real>::value;
         return directed(Magic<Real>::fma(v, m, v < 0 ? negative - more : positive + more));
     }
     QG_INLINE Real sum(Real v1, Real m1, Real v2, Real m2) const {
-        if constexpr (kEven) return round_sum(v1, m1, v2, m2);
+        if constexpr (kHow == Ties::even) return round_sum(v1, m1, v2, m2);
+        if constexpr (kHow == Ties::up)
+            return (Magic<Real>::fma(v1, m1, v2 * m2 + positive) + Magic<Real>::value) -
+                   Magic<Real>::value;
         const Real v = Magic<Real>::fma(v1, m1, v2 * m2);
+        if constexpr (kHow == Ties::stretched)
+            return round_term(v, static_cast<Real>(kStretch<Real>));
         return directed(v + (v < 0 ? negative : positive));
     }
 };
@@ -90,10 +94,10 @@ QG_ALONE void sum_planes(const Projection &p, int tile, const int16_t *operand, 
 }
 
 // Computes rows of zero-point-free results (stride: tiles * 16) from rows of int16 operands.
-template <class Real, bool kEven>
+template <class Real, Ties kHow>
 QG_ALONE void project_pairs(const Projection &p, int rule, const int16_t *a, int64_t a_stride,
                             int rows, Real *out, bool small_sums) {
-    const Rounding<Real, kEven> by(addends_of(rule, 0, 0));
+    const Rounding<Real, kHow> by(addends_of(rule, 0, 0));
     const int stride = p.tiles * kTile;
     const Real lo = static_cast<Real>(p.lo), hi = static_cast<Real>(p.hi);
     for (int tile = 0; tile < p.tiles; ++tile) {
@@ -165,7 +169,7 @@ QG_ALONE void look_up_all(const Table &t, Real *v, int n) {
 }
 
 // out = weighted sum of a (or a * a2) and b (or b * b2). Tier d uses 64-bit integers.
-template <class Real, bool kEven, bool kProductA, bool kProductB>
+template <class Real, Ties kHow, bool kProductA, bool kProductB>
 QG_ALONE void add(const Sum &s, const Real *a, const Real *a2, const Real *b, const Real *b2,
                   Real *out, int n) {
     const Real lo = static_cast<Real>(s.lo), hi = static_cast<Real>(s.hi);
@@ -179,7 +183,7 @@ QG_ALONE void add(const Sum &s, const Real *a, const Real *a2, const Real *b, co
         }
         return;
     }
-    const Rounding<Real, kEven> by(s);
+    const Rounding<Real, kHow> by(s);
     const Real m1 = static_cast<Real>(s.m[0]), m2 = static_cast<Real>(s.m[1]);
     for (int i = 0; i < n; ++i) {
         const Real v1 = kProductA ? a[i] * a2[i] : a[i], v2 = kProductB ? b[i] * b2[i] : b[i];
@@ -187,43 +191,44 @@ QG_ALONE void add(const Sum &s, const Real *a, const Real *a2, const Real *b, co
     }
 }
 
-template <class Real, bool kEven>
+template <class Real, Ties kHow>
 QG_ALONE void multiply(const Sum &s, const Real *a, const Real *b, Real *out, int n) {
-    const Rounding<Real, kEven> by(s);
+    const Rounding<Real, kHow> by(s);
     const Real lo = static_cast<Real>(s.lo), hi = static_cast<Real>(s.hi);
-    const Real m = static_cast<Real>(s.m[0]);
+    const double stretch = kHow == Ties::stretched ? kStretch<Real> : 1;
+    const Real m = static_cast<Real>(s.m[0] * stretch);
     for (int i = 0; i < n; ++i) out[i] = limit(by.term(a[i] * b[i], m), lo, hi);
 }
 
-template <class Real, bool kEven>
+template <class Real, Ties kHow>
 QG_ALONE void general_gates(const GeneralPlan &p, const Real *Wx, const Real *Rh, Real *h,
                             Real *t) {
     const int H = p.H;
     Real *z = t, *r = t + H, *g = t + 2 * H, *rest = t + 3 * H, *old = t + 4 * H,
          *fresh = t + 5 * H;
-    add<Real, kEven, false, false>(p.z_pre, Wx, nullptr, Rh, nullptr, z, H);
+    add<Real, kHow, false, false>(p.z_pre, Wx, nullptr, Rh, nullptr, z, H);
     look_up_all(p.z, z, H);
-    add<Real, kEven, false, false>(p.r_pre, Wx + H, nullptr, Rh + H, nullptr, r, H);
+    add<Real, kHow, false, false>(p.r_pre, Wx + H, nullptr, Rh + H, nullptr, r, H);
     look_up_all(p.r, r, H);
     if (p.rRh.present) {
-        multiply<Real, kEven>(p.rRh, r, Rh + 2 * H, rest, H);
-        add<Real, kEven, false, false>(p.g_pre, Wx + 2 * H, nullptr, rest, nullptr, g, H);
+        multiply<Real, kHow>(p.rRh, r, Rh + 2 * H, rest, H);
+        add<Real, kHow, false, false>(p.g_pre, Wx + 2 * H, nullptr, rest, nullptr, g, H);
     } else {
-        add<Real, kEven, false, true>(p.g_pre, Wx + 2 * H, nullptr, r, Rh + 2 * H, g, H);
+        add<Real, kHow, false, true>(p.g_pre, Wx + 2 * H, nullptr, r, Rh + 2 * H, g, H);
     }
     look_up_all(p.g, g, H);
     const Real one = static_cast<Real>(p.one);
     for (int i = 0; i < H; ++i) rest[i] = one - z[i];
-    if (p.old_contrib.present) multiply<Real, kEven>(p.old_contrib, z, h, old, H);
-    if (p.new_contrib.present) multiply<Real, kEven>(p.new_contrib, rest, g, fresh, H);
+    if (p.old_contrib.present) multiply<Real, kHow>(p.old_contrib, z, h, old, H);
+    if (p.new_contrib.present) multiply<Real, kHow>(p.new_contrib, rest, g, fresh, H);
     if (p.old_contrib.present && p.new_contrib.present)
-        add<Real, kEven, false, false>(p.h_new, old, nullptr, fresh, nullptr, h, H);
+        add<Real, kHow, false, false>(p.h_new, old, nullptr, fresh, nullptr, h, H);
     else if (p.old_contrib.present)
-        add<Real, kEven, false, true>(p.h_new, old, nullptr, rest, g, h, H);
+        add<Real, kHow, false, true>(p.h_new, old, nullptr, rest, g, h, H);
     else if (p.new_contrib.present)
-        add<Real, kEven, true, false>(p.h_new, z, h, fresh, nullptr, h, H);
+        add<Real, kHow, true, false>(p.h_new, z, h, fresh, nullptr, h, H);
     else
-        add<Real, kEven, true, true>(p.h_new, z, h, rest, g, h, H);
+        add<Real, kHow, true, true>(p.h_new, z, h, rest, g, h, H);
 }
 
 // Writes zero-point-free codes as int16 operands: code - offset of the projection.
@@ -234,10 +239,10 @@ inline void to_words(const Projection &p, int32_t zero, const int32_t *v, int n,
 }
 
 // Interpolates between the codes before the step and the new states in h (zoneout).
-template <class Real, bool kEven>
+template <class Real, Ties kHow>
 QG_ALONE void interpolate(const Sum &s, const int16_t *before, int32_t shift, Real *h, int n) {
     const Real lo = static_cast<Real>(s.lo), hi = static_cast<Real>(s.hi);
-    const Rounding<Real, kEven> by(s);
+    const Rounding<Real, kHow> by(s);
     const Real m1 = static_cast<Real>(s.m[0]), m2 = static_cast<Real>(s.m[1]);
     for (int i = 0; i < n; ++i) {
         const Real v = static_cast<Real>(before[i] - shift);
@@ -245,7 +250,7 @@ QG_ALONE void interpolate(const Sum &s, const int16_t *before, int32_t shift, Re
     }
 }
 
-template <class Real, bool kEven>
+template <class Real, Ties kHow>
 bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, int rows) {
     const int H = p.H, C = p.W.inputs;
     const int64_t wx_stride = static_cast<int64_t>(p.W.tiles) * kTile;
@@ -261,11 +266,14 @@ bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, i
     auto *h16 = static_cast<int16_t *>(pieces.take(rows * h_stride * sizeof(int16_t)));
     auto *row_codes = static_cast<int32_t *>(pieces.take((H > C ? H : C) * sizeof(int32_t)));
 
-    const int rule = kEven ? QG_HALF_EVEN : p.rule;
+    const int rule = kHow == Ties::stretched ? QG_HALF_EVEN : p.rule;
+    const int of_rows = kRowsDirect ? rule : QG_HALF_EVEN,
+              of_step = kRowsDirect ? QG_HALF_EVEN : rule;
+    const Direction whole_call(of_rows);
     const auto project = [&](const Projection &of, const int16_t *a, int64_t stride, int count,
                              Real *to) {
-        const Direction direction(rule);
-        project_pairs<Real, kEven>(of, rule, a, stride, count, to, p.small_sums);
+        const Direction direction(of_step);
+        project_pairs<Real, kHow>(of, rule, a, stride, count, to, p.small_sums);
     };
     bool nan = false;
     for (int row = 0; row < rows; ++row) {
@@ -291,16 +299,16 @@ bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, i
             for (int row = 0; row < rows; ++row) {
                 Real *state = h + static_cast<int64_t>(row) * H;
                 if (!job.lengths || job.lengths[first_row + row] > step) {
-                    const Direction direction(rule);
-                    general_gates<Real, kEven>(p, Wx + (s * rows + row) * wx_stride,
-                                               Rh + row * rh_stride, state, t);
+                    const Direction direction(of_step);
+                    general_gates<Real, kHow>(p, Wx + (s * rows + row) * wx_stride,
+                                              Rh + row * rh_stride, state, t);
                     int16_t *codes = h16 + row * h_stride;
                     if (job.held) {
                         const uint8_t *held = job.held + (step * job.N + first_row + row) * H;
                         for (int i = 0; i < H; ++i)
                             if (held[i]) state[i] = static_cast<Real>(codes[i] - shift);
                     } else if (p.zoneout.present) {
-                        interpolate<Real, kEven>(p.zoneout, codes, shift, state, H);
+                        interpolate<Real, kHow>(p.zoneout, codes, shift, state, H);
                     }
                     for (int i = 0; i < H; ++i)
                         codes[i] = static_cast<int16_t>(static_cast<int32_t>(state[i]) + shift);
@@ -319,11 +327,15 @@ bool run_general(const GeneralPlan &plan, const Job &job) {
     for (int64_t row = job.first_row; row < job.end_row; row += kRows) {
         const int64_t left = job.end_row - row;
         const int rows = static_cast<int>(left < kRows ? left : kRows);
-        if (plan.rule != QG_HALF_EVEN)
-            nan |= run_general_rows<double, false>(plan, job, row, rows);
+        if (plan.rule == QG_HALF_UP)
+            nan |= run_general_rows<double, Ties::up>(plan, job, row, rows);
+        else if (plan.rule == QG_HALF_AWAY && plan.stretches)
+            nan |= run_general_rows<double, Ties::stretched>(plan, job, row, rows);
+        else if (plan.rule != QG_HALF_EVEN && plan.rule != QG_FLOOR)
+            nan |= run_general_rows<double, Ties::any>(plan, job, row, rows);
         else
-            nan |= plan.in_float ? run_general_rows<float, true>(plan, job, row, rows)
-                                 : run_general_rows<double, true>(plan, job, row, rows);
+            nan |= plan.in_float ? run_general_rows<float, Ties::even>(plan, job, row, rows)
+                                 : run_general_rows<double, Ties::even>(plan, job, row, rows);
     }
     return nan;
 }

@@ -49,12 +49,12 @@ struct GeneralItem {
 };
 
 // Runs the forward of one item from unclamped projections, which it clamps in place.
-template <class Real, bool kEven>
+template <class Real, Ties kHow>
 QG_ALONE void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Real> &t) {
     const int H = p.H;
     auto product = [&](const Sum &s, const Real *a, const Real *b, Real *out, float *inside) {
         if (s.present) {
-            multiply<Real, kEven>(opened(s), a, b, out, H);
+            multiply<Real, kHow>(opened(s), a, b, out, H);
             clamp_all(out, s, H, inside);
         } else {
             for (int i = 0; i < H; ++i) inside[i] = 1;
@@ -62,19 +62,18 @@ QG_ALONE void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const Gener
     };
     clamp_all(Wx, p.W.lo, p.W.hi, 3 * H, t.in.wx);
     clamp_all(Rh, p.R.lo, p.R.hi, 3 * H, t.in.rh);
-    add<Real, kEven, false, false>(opened(p.z_pre), Wx, nullptr, Rh, nullptr, t.z, H);
+    add<Real, kHow, false, false>(opened(p.z_pre), Wx, nullptr, Rh, nullptr, t.z, H);
     clamp_all(t.z, p.z_pre, H, t.in.z);
     look_up_all(p.z, t.z, H);
-    add<Real, kEven, false, false>(opened(p.r_pre), Wx + H, nullptr, Rh + H, nullptr, t.r, H);
+    add<Real, kHow, false, false>(opened(p.r_pre), Wx + H, nullptr, Rh + H, nullptr, t.r, H);
     clamp_all(t.r, p.r_pre, H, t.in.r);
     look_up_all(p.r, t.r, H);
     product(p.rRh, t.r, Rh + 2 * H, t.rest, t.in.rest);
     if (p.rRh.present)
-        add<Real, kEven, false, false>(opened(p.g_pre), Wx + 2 * H, nullptr, t.rest, nullptr, t.g,
-                                       H);
-    else
-        add<Real, kEven, false, true>(opened(p.g_pre), Wx + 2 * H, nullptr, t.r, Rh + 2 * H, t.g,
+        add<Real, kHow, false, false>(opened(p.g_pre), Wx + 2 * H, nullptr, t.rest, nullptr, t.g,
                                       H);
+    else
+        add<Real, kHow, false, true>(opened(p.g_pre), Wx + 2 * H, nullptr, t.r, Rh + 2 * H, t.g, H);
     clamp_all(t.g, p.g_pre, H, t.in.g);
     look_up_all(p.g, t.g, H);
     const Real one = static_cast<Real>(p.one);
@@ -83,13 +82,13 @@ QG_ALONE void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const Gener
     product(p.new_contrib, t.not_z, t.g, t.fresh, t.in.fresh);
     const Sum h_new = opened(p.h_new);
     if (p.old_contrib.present && p.new_contrib.present)
-        add<Real, kEven, false, false>(h_new, t.old, nullptr, t.fresh, nullptr, t.after, H);
+        add<Real, kHow, false, false>(h_new, t.old, nullptr, t.fresh, nullptr, t.after, H);
     else if (p.old_contrib.present)
-        add<Real, kEven, false, true>(h_new, t.old, nullptr, t.not_z, t.g, t.after, H);
+        add<Real, kHow, false, true>(h_new, t.old, nullptr, t.not_z, t.g, t.after, H);
     else if (p.new_contrib.present)
-        add<Real, kEven, true, false>(h_new, t.z, t.h, t.fresh, nullptr, t.after, H);
+        add<Real, kHow, true, false>(h_new, t.z, t.h, t.fresh, nullptr, t.after, H);
     else
-        add<Real, kEven, true, true>(h_new, t.z, t.h, t.not_z, t.g, t.after, H);
+        add<Real, kHow, true, true>(h_new, t.z, t.h, t.not_z, t.g, t.after, H);
     clamp_all(t.after, p.h_new, H, t.in.h);
 }
 
@@ -140,11 +139,11 @@ inline void clear_padding(const Chunk &c, int64_t item, int H) {
     }
 }
 
-template <class Real, bool kEven>
+template <class Real, Ties kHow>
 void general_derivatives_in(const GeneralPlan &p, const DerivativesJob &job) {
     const Chunk &c = job.chunk;
     const int H = p.H, C = p.W.inputs;
-    const int rule = kEven ? QG_HALF_EVEN : p.rule;
+    const int rule = p.rule;
     const Projection W = opened(p.W), R = opened(p.R);
     const int64_t wx_stride = int64_t{p.W.tiles} * kTile, rh_stride = int64_t{p.R.tiles} * kTile;
     const int64_t x_stride = 2 * p.W.pairs, h_stride = 2 * p.R.pairs;
@@ -168,15 +167,15 @@ void general_derivatives_in(const GeneralPlan &p, const DerivativesJob &job) {
         }
         {
             const Direction direction(rule);
-            project_pairs<Real, kEven>(W, rule, x16, x_stride, count, Wx, p.small_sums);
-            project_pairs<Real, kEven>(R, rule, h16, h_stride, count, Rh, p.small_sums);
+            project_pairs<Real, kHow>(W, rule, x16, x_stride, count, Wx, p.small_sums);
+            project_pairs<Real, kHow>(R, rule, h16, h_stride, count, Rh, p.small_sums);
         }
         for (int i = 0; i < count; ++i) {
             const int64_t step = (start + i) / rows, row = job.first_row + (start + i) % rows;
             for (int u = 0; u < H; ++u) t.h[u] = static_cast<Real>(h[int64_t{i} * H + u]);
             {
                 const Direction direction(rule);
-                general_item<Real, kEven>(p, Wx + i * wx_stride, Rh + i * rh_stride, t);
+                general_item<Real, kHow>(p, Wx + i * wx_stride, Rh + i * rh_stride, t);
             }
             const int64_t item = item_of(c, step, row);
             general_derivatives_of(p, job, Rh + i * rh_stride + 2 * H, item, t);
@@ -194,9 +193,10 @@ int64_t general_derivatives_bytes(const GeneralPlan &p) {
 }
 
 void run_general_derivatives(const GeneralPlan &p, const DerivativesJob &job) {
-    if (p.rule != QG_HALF_EVEN) return general_derivatives_in<double, false>(p, job);
-    p.in_float ? general_derivatives_in<float, true>(p, job)
-               : general_derivatives_in<double, true>(p, job);
+    if (p.rule != QG_HALF_EVEN && p.rule != QG_FLOOR)
+        return general_derivatives_in<double, Ties::any>(p, job);
+    p.in_float ? general_derivatives_in<float, Ties::even>(p, job)
+               : general_derivatives_in<double, Ties::even>(p, job);
 }
 
 // The same for plans of the wide kernel.

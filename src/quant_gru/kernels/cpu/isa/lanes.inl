@@ -34,8 +34,8 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false, kEven = true,
-                          kDirects = false;
+    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false;
+    static constexpr Ties kTies = Ties::even;
     static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
     Doubles8 v;
 
@@ -76,20 +76,15 @@ struct Doubles {
         return a;
     }
     // the rest: see rules.inl
-    template <Toward>
     static inline Doubles to_integer(Doubles a) {
         const double magic = 6755399441055744.;
         // of the sign of a, so that sums round in the direction of the processor
         const Doubles8 far = a.v < 0 ? -magic - Doubles8{} : magic - Doubles8{};
         return {(a.v + far) - far};
     }
-    template <Toward kToward>
-    static inline Doubles sum_to_integer(Doubles a, Doubles c) {
-        return to_integer<kToward>(add(a, c));
-    }
-    template <Toward kToward>
+    static inline Doubles sum_to_integer(Doubles a, Doubles c) { return to_integer(add(a, c)); }
     static inline Doubles product_to_integer(Doubles a, Doubles m, Doubles c) {
-        return to_integer<kToward>(kFusedMultiplyAdd ? multiply_add(a, m, c) : add(mul(a, m), c));
+        return to_integer(kFusedMultiplyAdd ? multiply_add(a, m, c) : add(mul(a, m), c));
     }
     static inline Doubles by_sign(Doubles a, Doubles positive, Doubles negative) {
         return {a.v < 0 ? negative.v : positive.v};
@@ -134,8 +129,8 @@ struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false, kEven = true,
-                          kDirects = false;
+    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false;
+    static constexpr Ties kTies = Ties::even;
     static constexpr double kMagic = kRound;
     Floats8 v;
 
@@ -171,23 +166,18 @@ struct Floats {
         for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] >= lo.v[i] && a.v[i] <= hi.v[i] ? 1.f : 0.f;
         return a;
     }
-    template <Toward>
     static inline Floats to_integer(Floats a) {
         const Floats8 far = a.v < 0 ? -kRound - Floats8{} : kRound - Floats8{};
         return {(a.v + far) - far};
     }
-    template <Toward kToward>
-    static inline Floats sum_to_integer(Floats a, Floats c) {
-        return to_integer<kToward>(add(a, c));
-    }
-    template <Toward kToward>
+    static inline Floats sum_to_integer(Floats a, Floats c) { return to_integer(add(a, c)); }
     static inline Floats product_to_integer(Floats a, Floats m, Floats c) {
-        if (kFusedMultiplyAdd) return to_integer<kToward>(multiply_add(a, m, c));
+        if (kFusedMultiplyAdd) return to_integer(multiply_add(a, m, c));
         // The product of two floats is exact in double.
         const Doubles8 y =
             __builtin_convertvector(a.v, Doubles8) * __builtin_convertvector(m.v, Doubles8) +
             __builtin_convertvector(c.v, Doubles8);
-        return {__builtin_convertvector(Doubles::to_integer<kToward>({y}).v, Floats8)};
+        return {__builtin_convertvector(Doubles::to_integer({y}).v, Floats8)};
     }
     static inline Floats with_sign(Floats a, Floats c) { return {a.v < 0 ? -c.v : c.v}; }
     static inline Floats by_sign(Floats a, Floats positive, Floats negative) {

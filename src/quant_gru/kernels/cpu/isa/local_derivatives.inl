@@ -82,12 +82,12 @@ struct Derivatives {
     // Runs each stage for kTogether vectors before the next one, to hide the latency of lookups.
     // The derivatives themselves are rounded to the nearest.
     void operator()(const Units<V> *units, int count) const {
-        constexpr int kTogether = V::kEven ? 4 : 16;
+        constexpr int kTogether = V::kTies == Ties::even ? 4 : 16;
         Forward<V> f[kTogether];
         for (int first = 0; first < count; first += kTogether) {
             const Units<V> *at = units + first;
             const int n = count - first < kTogether ? count - first : kTogether;
-            if constexpr (V::kEven) {
+            if constexpr (V::kTies == Ties::even) {
                 for (int i = 0; i < n; ++i) sums(at[i], f[i]);
                 for (int i = 0; i < n; ++i) candidate(f[i]);
             } else {
@@ -134,7 +134,7 @@ struct Derivatives {
     }
 
     void write(Forward<V> &f, const Units<V> &to) const {
-        if constexpr (V::kEven) state(f);
+        if constexpr (V::kTies == Ties::even) state(f);
         const V z = f.z, r = f.r, g = f.g, h = f.h;
         const V through = where(f.in_h, moved);
         const V through_old = where(f.in_old, through), through_new = where(f.in_new, through);
@@ -296,5 +296,6 @@ void run_fused_derivatives(const FusedPlan &p, const DerivativesJob &job) {
     using Single = typename WideFloats::Lane;
     if (p.rule == QG_HALF_EVEN)
         return p.in_float ? derivatives_of<Single>(p, job) : derivatives_of<Doubles>(p, job);
-    p.in_float ? derivatives_of<AnyRule<Single>>(p, job) : derivatives_of<AnyRule<Doubles>>(p, job);
+    p.in_float ? derivatives_of<Ruled<Single, Ties::any>>(p, job)
+               : derivatives_of<Ruled<Doubles, Ties::any>>(p, job);
 }

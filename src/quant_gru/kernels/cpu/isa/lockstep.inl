@@ -8,6 +8,7 @@ struct Lockstep {
     using Lane = L;
     static constexpr int kVectors = 4;
     static constexpr double kMagic = kRound;
+    static constexpr Ties kTies = L::kTies;
 
     QG_INLINE static Four add(const Four &a, const Four &b) {
         return Four::each([&](int k) { return L::add(a.v[k], b.v[k]); });
@@ -21,6 +22,9 @@ struct Lockstep {
     QG_INLINE static Four add_product(const Four &a, const Four &b, L m) {
         return Four::each([&](int k) { return L::add_product(a.v[k], b.v[k], m); });
     }
+    QG_INLINE static Four add_product(L a, const Four &b, L m) {
+        return Four::each([&](int k) { return L::add_product(a, b.v[k], m); });
+    }
     QG_INLINE static Four multiply_add(const Four &a, L m, L b) {
         return Four::each([&](int k) { return L::multiply_add(a.v[k], m, b); });
     }
@@ -33,7 +37,10 @@ struct Lockstep {
     QG_INLINE static Four round(const Four &a) {
         return Four::each([&](int k) { return L::round(a.v[k]); });
     }
-    // By another rule than ties to even; see rules.inl.
+    // The rest: see rules.inl.
+    QG_INLINE static Four to_integer(const Four &a) {
+        return Four::each([&](int k) { return L::to_integer(a.v[k]); });
+    }
     QG_INLINE static Four whole(const Four &a, L positive, L negative) {
         return Four::each([&](int k) { return L::whole(a.v[k], positive, negative); });
     }

@@ -7,7 +7,7 @@
 template <class L>
 struct FourPowers : Lockstep<FourPowers<L>, L> {
     static constexpr int kVectors = 4;
-    static constexpr bool kScales = false, kPowers = true, kEven = L::kEven;
+    static constexpr bool kScales = false, kPowers = true;
     struct Roundings {
         Powers::Rounding v[kVectors];
     };
@@ -27,9 +27,6 @@ struct FourPowers : Lockstep<FourPowers<L>, L> {
         return Powers::multipliers(p, channel);
     }
     static double base_of(const Table &t) { return Powers::base_of(t); }
-    QG_INLINE static FourPowers rounded_product(const FourPowers &a, const Roundings &m) {
-        return each([&](int k) { return Powers::rounded_product(a.v[k], m.v[k]); });
-    }
     QG_INLINE static FourPowers product(const FourPowers &a, const FourPowers &b, L positive,
                                         L negative) {
         return each([&](int k) { return L::product(a.v[k], b.v[k], positive, negative); });

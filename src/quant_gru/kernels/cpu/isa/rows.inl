@@ -15,9 +15,9 @@ template <int kRule>
 inline float rounded_real(float y) {
     if (kRule == QG_HALF_EVEN) return (y + kRound) - kRound;
     const float whole = static_cast<float>(static_cast<int32_t>(y)), rest = y - whole;
-    if (kRule == QG_FLOOR) return whole - (rest < 0 ? 1.f : 0.f);
-    const bool down = kRule == QG_HALF_AWAY ? rest <= -0.5f : rest < -0.5f;
-    return whole + (rest >= 0.5f ? 1.f : 0.f) - (down ? 1.f : 0.f);
+    if (kRule == QG_FLOOR) return whole - static_cast<float>(rest < 0);
+    const int down = kRule == QG_HALF_AWAY ? rest <= -0.5f : rest < -0.5f;
+    return whole + static_cast<float>((rest >= 0.5f) - down);
 }
 
 // clamp(round(x / s), lo, hi), zero-point-free: a float32 division.
@@ -68,47 +68,75 @@ inline void read_codes(const From *x, int n, int32_t zero, int32_t *out) {
 // rounds them.
 inline __m512 rounded_reals(const Quantizer &b, __m512 y) {
     if (__builtin_expect(b.rule == QG_HALF_EVEN, 1)) return y;
-    if (b.rule == QG_FLOOR)
-        return _mm512_roundscale_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    const __m512 whole = _mm512_roundscale_ps(y, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
-    const __m512 rest = _mm512_sub_ps(y, whole), one = _mm512_set1_ps(1.f);
-    const __m512 half = _mm512_set1_ps(0.5f), less = _mm512_set1_ps(-0.5f);
-    const __mmask16 up = _mm512_cmp_ps_mask(rest, half, _CMP_GE_OQ);
-    const __mmask16 down = b.rule == QG_HALF_AWAY ? _mm512_cmp_ps_mask(rest, less, _CMP_LE_OQ)
-                                                  : _mm512_cmp_ps_mask(rest, less, _CMP_LT_OQ);
-    return _mm512_mask_sub_ps(_mm512_mask_add_ps(whole, up, whole, one), down, whole, one);
+    constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+    constexpr int kZero = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
+    if (b.rule == QG_FLOOR) return _mm512_roundscale_ps(y, kDown);
+    const __m512 half = _mm512_set1_ps(0.5f);
+    if (b.rule == QG_HALF_UP)
+        return _mm512_roundscale_ps(_mm512_add_round_ps(y, half, kDown), kDown);
+    const __m512 signed_half = _mm512_or_ps(_mm512_and_ps(y, _mm512_set1_ps(-0.f)), half);
+    return _mm512_roundscale_ps(_mm512_add_round_ps(y, signed_half, kZero), kZero);
+}
+
+// x * reciprocal or x / scale, to the nearest in every direction of the processor.
+inline __m512 scaled_reals(__m512 x, const Quantizer &b) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return b.reciprocal != 0 ? _mm512_mul_round_ps(x, _mm512_set1_ps(b.reciprocal), kNearest)
+                             : _mm512_div_round_ps(x, _mm512_set1_ps(b.scale), kNearest);
+}
+
+// The codes of real values within limits; those of `bad` lanes are 0.
+inline __m512i codes_of(const Quantizer &b, __m512 inside, __mmask16 bad) {
+    return _mm512_maskz_cvt_roundps_epi32(static_cast<__mmask16>(~bad), rounded_reals(b, inside),
+                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
 // `quantize` in whole vectors; the last vector is masked.
 inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out) {
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
-    const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);
     unsigned nan = 0;
     for (int i = 0; i < n; i += 16) {
         const __mmask16 mask = static_cast<__mmask16>(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
         const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
-        const __m512 y = b.reciprocal != 0 ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
+        const __m512 y = scaled_reals(v, b);
         const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
         nan |= bad;
-        const __m512 inside = rounded_reals(b, _mm512_min_ps(_mm512_max_ps(y, lo), hi));
-        const __m512i codes = _mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside);
-        _mm512_mask_storeu_epi32(out + i, mask, codes);
+        const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
+        _mm512_mask_storeu_epi32(out + i, mask, codes_of(b, inside, bad));
     }
     return nan != 0;
 }
 
+// Rows are converted alike in every direction of the processor, so that one direction serves a
+// call.
+constexpr bool kRowsDirect = true;
+
+inline __m512 load_codes(const float *v, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, v); }
+inline __m512 load_codes(const double *v, __mmask16 mask) {
+    const __mmask8 above = static_cast<__mmask8>(mask >> 8);
+    const __m256 low = _mm512_cvtpd_ps(_mm512_maskz_loadu_pd(static_cast<__mmask8>(mask), v));
+    const __m256 high = _mm512_cvtpd_ps(_mm512_maskz_loadu_pd(above, v + 8));
+    return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+
 // Gates may round to -0; adding zero gives the 0 that an integer gives.
-inline void dequantize_row(float scale, const float *v, int n, float *out) {
+template <class Real>
+inline void dequantize_row(float scale, const Real *v, int n, float *out) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     const __m512 s = _mm512_set1_ps(scale), zero = _mm512_setzero_ps();
-    auto real = [&](__m512 code) QG_LAMBDA { return _mm512_add_ps(_mm512_mul_ps(s, code), zero); };
+    auto real = [&](__m512 code) QG_LAMBDA {
+        return _mm512_add_round_ps(_mm512_mul_round_ps(s, code, kNearest), zero, kNearest);
+    };
     int i = 0;
-    for (; i + 16 <= n; i += 16) _mm512_storeu_ps(out + i, real(_mm512_loadu_ps(v + i)));
+    for (; i + 16 <= n; i += 16) _mm512_storeu_ps(out + i, real(load_codes(v + i, 0xffff)));
     if (i == n) return;
     const __mmask16 mask = static_cast<__mmask16>((1u << (n - i)) - 1);
-    _mm512_mask_storeu_ps(out + i, mask, real(_mm512_maskz_loadu_ps(mask, v + i)));
+    _mm512_mask_storeu_ps(out + i, mask, real(load_codes(v + i, mask)));
 }
 #else
+constexpr bool kRowsDirect = false;
+
 inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out) {
     return quantize(b, x, n, out);
 }
@@ -117,11 +145,11 @@ inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out
 inline void dequantize_row(float scale, const float *v, int n, float *out) {
     for (int i = 0; i < n; ++i) out[i] = scale * v[i] + 0.f;
 }
-#endif
 
 inline void dequantize_row(float scale, const double *v, int n, float *out) {
     for (int i = 0; i < n; ++i) out[i] = scale * static_cast<float>(v[i]) + 0.f;
 }
+#endif
 
 // Reads n zero-point-free codes at `start`. Returns whether a value was NaN.
 QG_ALONE bool read_row(const Source &from, const Quantizer &b, int64_t start, int n, int32_t *out) {

@@ -1,16 +1,23 @@
-// Lanes that round by another rule than ties to even. Included inside the namespace of an
-// instruction set after its lanes.
-//
-// The processor rounds downward or toward zero while such lanes compute (`Direction`). A number
-// plus the addend of the rule, rounded in that direction to a lane and then to an integer, is
-// rounded once. Everything else that lanes compute is exact. Lanes have
-//   sum_to_integer<toward>(a, c), product_to_integer<toward>(a, m, c)
-//                           a + c and a * m + c, rounded in the direction of the processor, or in
-//                           the given one if kDirects says that instructions can,
-//   with_sign(a, c)         c, which is not negative, with the sign of a,
+// Lanes for every rule of rounding. Included inside the namespace of an instruction set after its
+// lanes, which have
+//   to_integer(a)              a, rounded in the direction of the processor,
+//   sum_to_integer(a, c), product_to_integer(a, m, c)
+//                              a + c and a * m + c, rounded in this direction,
+//   with_sign(a, c)            c, which is not negative, with the sign of a,
 //   by_sign(a, positive, negative)
-//                           `negative` where a < 0, else `positive`; either one for 0,
-//   power_of(m)             the largest power of two up to m; 0 for 0.
+//                              `negative` where a < 0, else `positive`; either one for 0,
+//   power_of(m)                the largest power of two up to m; 0 for 0.
+//
+// The processor rounds to the nearest, downward or toward zero while lanes compute (`Direction`).
+// Everything that lanes do not round by a rule is exact. A lane's type says how it rounds (`Ties`):
+//   even       Sums and products are rounded by the operation that also computes something else. To
+//              the nearest this is QG_HALF_EVEN; downward it is QG_FLOOR.
+//   stretched  QG_HALF_AWAY, to the nearest: multipliers of products, and sums, are larger by so
+//              little that only ties move (`Cell::stretches`).
+//   up         QG_HALF_UP, downward: sums include one half (`FusedPlan::halves`).
+//   away       QG_HALF_AWAY, toward zero: a number plus one half of its sign.
+//   any        A number plus an addend of its sign, in the direction of the rule.
+// docs/arithmetic.md, section 11, proves them.
 
 // The direction in which the processor rounds during a scope. Only functions that are not inlined
 // compute in the scope, because the compiler knows nothing of directions.
@@ -66,17 +73,19 @@ inline Addends addends_of(int rule, int k, int first) {
     return {0.5 + more, 0.5 - more};
 }
 
-// Which numbers have the same addend: all, those of a magnitude but for its sign, or those of a
-// sign.
-enum class Same { all, magnitude, sign };
+// What stretches a multiplier: 1 plus the smallest step.
+template <class Real>
+constexpr double kStretch = 1 + (sizeof(Real) == sizeof(float) ? 0x1p-23 : 0x1p-52);
 
-// B with a rule.
-template <class B, Same kSame, Toward kToward>
+// Whether lanes round with the instructions of ties to even.
+constexpr bool plain(Ties ties) { return ties == Ties::even || ties == Ties::stretched; }
+
+// B that rounds in another way.
+template <class B, Ties kHow>
 struct Ruled : B {
     using Lane = Ruled;
-    static constexpr bool kScales = false, kEven = false;
-    // whether the processor has to round in the direction of the rule
-    static constexpr bool kNeedsDirection = !B::kDirects || kToward == Toward::current;
+    static constexpr bool kScales = plain(kHow) && B::kScales;
+    static constexpr Ties kTies = kHow;
 
     // The addends of matrix products. With QG_DOUBLE they depend on the multiplier of a channel.
     struct Channels {
@@ -92,24 +101,24 @@ struct Ruled : B {
     Ruled(const B &b) : B(b) {}
 
     QG_INLINE static B addend(const B &a, const B &positive, const B &negative) {
-        if constexpr (kSame == Same::sign)
+        if constexpr (kHow == Ties::any)
             return B::by_sign(a, positive, negative);
-        else if constexpr (kSame == Same::magnitude)
+        else if constexpr (kHow == Ties::away)
             return B::with_sign(a, positive);
         else
             return positive;
     }
     // The integer of an exact sum.
     QG_INLINE static Ruled whole(const Ruled &a, const Ruled &positive, const Ruled &negative) {
-        return B::template sum_to_integer<kToward>(a, addend(a, positive, negative));
+        return B::sum_to_integer(a, addend(a, positive, negative));
     }
     // a * m, rounded once. The sign of `a` is that of the product.
     QG_INLINE static Ruled product(const Ruled &a, const Ruled &m, const Ruled &positive,
                                    const Ruled &negative) {
-        return B::template product_to_integer<kToward>(a, m, addend(a, positive, negative));
+        return B::product_to_integer(a, m, addend(a, positive, negative));
     }
     QG_INLINE static Ruled channels(const Ruled &a, const Ruled &m, const Channels &by) {
-        if constexpr (kSame == Same::sign) {
+        if constexpr (kHow == Ties::any) {
             if (by.twice) {
                 // multipliers are below 1/2; see `Layer`
                 const B more = B::power_of(m);
@@ -121,11 +130,11 @@ struct Ruled : B {
 };
 
 #if defined(QG_POWERS)
-// Lanes of `Powers` with a rule.
-template <>
-struct Ruled<Powers, Same::sign, Toward::current> : Powers {
+// Lanes of `Powers`: Ties::up or Ties::any.
+template <Ties kHow>
+struct Ruled<Powers, kHow> : Powers {
     using Lane = Ruled;
-    static constexpr bool kScales = false, kEven = false, kNeedsDirection = true;
+    static constexpr Ties kTies = kHow;
 
     // The addends of sums that are integers, besides half of 2^s.
     using Channels = Addend;
@@ -135,38 +144,39 @@ struct Ruled<Powers, Same::sign, Toward::current> : Powers {
     Ruled(const Floats &b) : Powers(b) {}
 
     QG_INLINE static Ruled whole(const Ruled &a, const Ruled &positive, const Ruled &negative) {
-        return Ruled(sum_to_integer<Toward::current>(a, by_sign(a, positive, negative)));
+        return Ruled(sum_to_integer(a, by_sign(a, positive, negative)));
     }
     // a * b, rounded once; both may be negative.
     QG_INLINE static Ruled product(const Ruled &a, const Ruled &b, const Ruled &positive,
                                    const Ruled &negative) {
-        return Ruled(product_to_integer<Toward::current>(
-            a, b, by_sign(both_signs(a, b), positive, negative)));
+        if constexpr (kHow == Ties::up)
+            return Ruled(product_to_integer(a, b, positive));
+        else
+            return Ruled(product_to_integer(a, b, by_sign(both_signs(a, b), positive, negative)));
     }
     QG_INLINE static Ruled channels(const Ruled &sums, const Rounding &m, const Channels &by) {
-        return Ruled(shifted(sums, m, by));
+        if constexpr (kHow == Ties::up)
+            return Ruled(shifted(sums, m));
+        else
+            return Ruled(shifted(sums, m, by));
     }
 };
 #endif
 
-// Lanes for all rules.
-template <class B>
-using AnyRule = Ruled<B, Same::sign, Toward::current>;
-
-// The lanes of a rule for those of ties to even.
-template <class Wide, Same kSame, Toward kToward>
+// The lanes of another way of rounding for those of ties to even.
+template <class Wide, Ties kHow>
 struct RuledOf {
-    using type = Ruled<Wide, kSame, kToward>;
+    using type = Ruled<Wide, kHow>;
 };
 #if defined(QG_FOUR)
-template <Same kSame, Toward kToward>
-struct RuledOf<Floats4, kSame, kToward> {
-    using type = FourOf<Ruled<Floats, kSame, kToward>>;
+template <Ties kHow>
+struct RuledOf<Floats4, kHow> {
+    using type = FourOf<Ruled<Floats, kHow>>;
 };
 #endif
 #if defined(QG_FOUR_POWERS)
-template <>
-struct RuledOf<WidePowers, Same::sign, Toward::current> {
-    using type = FourPowers<AnyRule<Powers>>;
+template <Ties kHow>
+struct RuledOf<WidePowers, kHow> {
+    using type = FourPowers<Ruled<Powers, kHow>>;
 };
 #endif

@@ -38,7 +38,8 @@ struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false, kEven = true, kDirects = false;
+    static constexpr bool kScales = true, kPowers = false;
+    static constexpr Ties kTies = Ties::even;
     static constexpr double kMagic = kRound;
     __m256 v;
 
@@ -78,17 +79,12 @@ struct Floats {
         return {_mm256_and_ps(both, _mm256_set1_ps(1.f))};
     }
     // the rest: see rules.inl
-    template <Toward>
     static Floats to_integer(Floats a) {
         return {_mm256_round_ps(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
-    template <Toward kToward>
-    static Floats sum_to_integer(Floats a, Floats c) {
-        return to_integer<kToward>(add(a, c));
-    }
-    template <Toward kToward>
+    static Floats sum_to_integer(Floats a, Floats c) { return to_integer(add(a, c)); }
     static Floats product_to_integer(Floats a, Floats m, Floats c) {
-        return to_integer<kToward>({_mm256_fmadd_ps(a.v, m.v, c.v)});
+        return to_integer({_mm256_fmadd_ps(a.v, m.v, c.v)});
     }
     static Floats with_sign(Floats a, Floats c) {
         return {_mm256_or_ps(_mm256_and_ps(a.v, _mm256_set1_ps(-0.f)), c.v)};
@@ -99,9 +95,7 @@ struct Floats {
     static Floats power_of(Floats m) {
         return {_mm256_and_ps(m.v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)))};
     }
-    static Floats round(Floats a) {
-        return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-    }
+    static Floats round(Floats a) { return to_integer(a); }
     // rne(v * m), rounded once; a result beyond 2^22 is inexact, but beyond every limit
     static Floats rounded_product(Floats a, Floats m) {
         const __m256 magic = _mm256_set1_ps(kRound);
@@ -131,13 +125,17 @@ struct Powers : Floats {
     struct Rounding {
         __m256i shift, half;
     };
-    // What is added by another rule than ties to even; `half` is a mask.
+    // Whether an even floor keeps a tie; see `channels`.
+    struct Channels {
+        __m256i even;
+        explicit Channels(int rule) : even(_mm256_set1_epi32(rule == QG_HALF_EVEN ? 1 : 0)) {}
+    };
+    // What half of 2^s and -1, the latter for negative sums, become by their rule.
     struct Addend {
-        __m256i half, positive, negative;
+        __m256i negative, both;
         explicit Addend(int rule)
-            : half(_mm256_set1_epi32(rule == QG_FLOOR ? 0 : -1)),
-              positive(_mm256_set1_epi32(rule == QG_DOUBLE ? 1 : 0)),
-              negative(_mm256_set1_epi32(rule == QG_DOUBLE || rule == QG_HALF_AWAY ? -1 : 0)) {}
+            : negative(_mm256_set1_epi32(rule == QG_HALF_UP ? 0 : -1)),
+              both(_mm256_set1_epi32(rule == QG_DOUBLE ? 1 : 0)) {}
     };
 
     Powers() = default;
@@ -158,21 +156,24 @@ struct Powers : Floats {
         return {_mm256_load_si256(reinterpret_cast<const __m256i *>(m)),
                 _mm256_load_si256(reinterpret_cast<const __m256i *>(m + kGroup))};
     }
-    using Floats::rounded_product;
-    // rne(sums / 2^s): adds 2^(s-1), or 2^(s-1) - 1 if the floor is even, then shifts.
-    static Powers rounded_product(Powers sums, const Rounding &m) {
+    // rne(sums / 2^s): adds 2^(s-1), or 2^(s-1) - 1 if the floor is even, then shifts. The numbers
+    // of QG_FLOOR have 0 for 2^(s-1).
+    static Powers channels(Powers sums, const Rounding &m, const Channels &by) {
         const __m256i sum = _mm256_castps_si256(sums.v);
-        const __m256i even =
-            _mm256_andnot_si256(_mm256_srav_epi32(sum, m.shift), _mm256_set1_epi32(1));
+        const __m256i even = _mm256_andnot_si256(_mm256_srav_epi32(sum, m.shift), by.even);
         const __m256i more = _mm256_sub_epi32(_mm256_add_epi32(sum, m.half), even);
+        return Floats{_mm256_cvtepi32_ps(_mm256_srav_epi32(more, m.shift))};
+    }
+    // By other rules: half up, and with an addend.
+    static Powers shifted(Floats sums, const Rounding &m) {
+        const __m256i more = _mm256_add_epi32(_mm256_castps_si256(sums.v), m.half);
         return Floats{_mm256_cvtepi32_ps(_mm256_srav_epi32(more, m.shift))};
     }
     static Powers shifted(Floats sums, const Rounding &m, const Addend &by) {
         const __m256i sum = _mm256_castps_si256(sums.v);
-        const __m256i more =
-            _mm256_blendv_epi8(by.positive, by.negative, _mm256_srai_epi32(sum, 31));
-        const __m256i half = _mm256_add_epi32(sum, _mm256_and_si256(m.half, by.half));
-        return Floats{_mm256_cvtepi32_ps(_mm256_srav_epi32(_mm256_add_epi32(half, more), m.shift))};
+        const __m256i sign = _mm256_and_si256(_mm256_srai_epi32(sum, 31), by.negative);
+        const __m256i more = _mm256_or_si256(sign, by.both);
+        return shifted(Floats{_mm256_castsi256_ps(_mm256_add_epi32(sum, more))}, m);
     }
     // Negative where one of both is.
     static Floats both_signs(Floats a, Floats b) { return {_mm256_xor_ps(a.v, b.v)}; }
@@ -246,7 +247,8 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false, kEven = true, kDirects = false;
+    static constexpr bool kScales = true, kPowers = false;
+    static constexpr Ties kTies = Ties::even;
     static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
     __m256d a, b;
 
@@ -294,18 +296,15 @@ struct Doubles {
     static Doubles inside(const Doubles &x, const Doubles &lo, const Doubles &hi) {
         return {inside(x.a, lo.a, hi.a), inside(x.b, lo.b, hi.b)};
     }
-    template <Toward>
     static Doubles to_integer(const Doubles &x) {
         constexpr int mode = _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC;
         return {_mm256_round_pd(x.a, mode), _mm256_round_pd(x.b, mode)};
     }
-    template <Toward kToward>
     static Doubles sum_to_integer(const Doubles &a, const Doubles &c) {
-        return to_integer<kToward>(add(a, c));
+        return to_integer(add(a, c));
     }
-    template <Toward kToward>
     static Doubles product_to_integer(const Doubles &x, const Doubles &m, const Doubles &c) {
-        return to_integer<kToward>(multiply_add(x, m, c));
+        return to_integer(multiply_add(x, m, c));
     }
     static Doubles by_sign(const Doubles &x, const Doubles &positive, const Doubles &negative) {
         return {_mm256_blendv_pd(positive.a, negative.a, x.a),
@@ -315,10 +314,7 @@ struct Doubles {
         const __m256d exponent = _mm256_castsi256_pd(_mm256_set1_epi64x(0x7ff0000000000000));
         return {_mm256_and_pd(m.a, exponent), _mm256_and_pd(m.b, exponent)};
     }
-    static Doubles round(const Doubles &x) {
-        constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-        return {_mm256_round_pd(x.a, mode), _mm256_round_pd(x.b, mode)};
-    }
+    static Doubles round(const Doubles &x) { return to_integer(x); }
     static Doubles rounded_product(const Doubles &x, const Doubles &m) {
         const __m256d magic = _mm256_set1_pd(6755399441055744.);  // 1.5 * 2^52
         return {_mm256_sub_pd(_mm256_fmadd_pd(x.a, m.a, magic), magic),

@@ -90,17 +90,15 @@ inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x
                              uint8_t *to, int64_t stride) {
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
-    const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);
     const __m512i shift = _mm512_set1_epi32(b.zero - p.offset);
-    const bool multiplies = b.reciprocal != 0, wide = p.planes == 2;
+    const bool wide = p.planes == 2;
     unsigned nan = 0;
     const auto quantize = [&](int i, __m512 v) QG_LAMBDA {
-        const __m512 y = multiplies ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
+        const __m512 y = scaled_reals(v, b);
         const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
         nan |= bad;
-        const __m512 inside = rounded_reals(b, _mm512_min_ps(_mm512_max_ps(y, lo), hi));
-        const __m512i code =
-            _mm512_add_epi32(_mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside), shift);
+        const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
+        const __m512i code = _mm512_add_epi32(codes_of(b, inside, bad), shift);
         store_bytes(code, to + i);
         if (wide) store_bytes(_mm512_srli_epi32(code, 8), to + stride / 2 + i);
     };
@@ -113,18 +111,12 @@ inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x
     return nan != 0;
 }
 
-// The direction as an operand of instructions; that of the processor is one, too.
-constexpr int mode_of(Toward toward) {
-    return toward == Toward::current ? _MM_FROUND_CUR_DIRECTION
-           : toward == Toward::zero  ? _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC
-                                     : _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-}
-
 struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 16, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false, kEven = true, kDirects = true;
+    static constexpr bool kScales = true, kPowers = false;
+    static constexpr Ties kTies = Ties::even;
     static constexpr double kMagic = kRound;
     __m512 v;
 
@@ -162,17 +154,12 @@ struct Floats {
                                     _mm512_set1_ps(1.f))};
     }
     // the rest: see rules.inl
-    template <Toward kToward>
     static Floats to_integer(Floats a) {
-        return {_mm512_roundscale_ps(a.v, mode_of(kToward))};
+        return {_mm512_roundscale_ps(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
-    template <Toward kToward>
-    static Floats sum_to_integer(Floats a, Floats c) {
-        return to_integer<kToward>({_mm512_add_round_ps(a.v, c.v, mode_of(kToward))});
-    }
-    template <Toward kToward>
+    static Floats sum_to_integer(Floats a, Floats c) { return to_integer(add(a, c)); }
     static Floats product_to_integer(Floats a, Floats m, Floats c) {
-        return to_integer<kToward>({_mm512_fmadd_round_ps(a.v, m.v, c.v, mode_of(kToward))});
+        return to_integer({_mm512_fmadd_ps(a.v, m.v, c.v)});
     }
     static Floats with_sign(Floats a, Floats c) {
         // (a & sign) | c
@@ -233,13 +220,16 @@ struct Powers : Floats {
     struct Rounding {
         __m512i shift, half, rest;
     };
-    // What is added by another rule than ties to even; `half` is a mask.
+    // The numbers of QG_FLOOR make `channels` round downward.
+    struct Channels {
+        explicit Channels(int) {}
+    };
+    // What half of 2^s and -1, the latter for negative sums, become by their rule.
     struct Addend {
-        __m512i half, positive, negative;
+        __m512i negative, both;
         explicit Addend(int rule)
-            : half(_mm512_set1_epi32(rule == QG_FLOOR ? 0 : -1)),
-              positive(_mm512_set1_epi32(rule == QG_DOUBLE ? 1 : 0)),
-              negative(_mm512_set1_epi32(rule == QG_DOUBLE || rule == QG_HALF_AWAY ? -1 : 0)) {}
+            : negative(_mm512_set1_epi32(rule == QG_HALF_UP ? 0 : -1)),
+              both(_mm512_set1_epi32(rule == QG_DOUBLE ? 1 : 0)) {}
     };
 
     Powers() = default;
@@ -265,9 +255,8 @@ struct Powers : Floats {
         return {_mm512_load_si512(m), _mm512_load_si512(m + kGroup),
                 _mm512_load_si512(m + 2 * kGroup)};
     }
-    using Floats::rounded_product;
     // rne(sums / 2^s)
-    static Powers rounded_product(Powers sums, const Rounding &m) {
+    static Powers channels(Powers sums, const Rounding &m, const Channels &) {
         const __m512i more = _mm512_add_epi32(_mm512_castps_si512(sums.v), m.half);
         const __m512i up = _mm512_srav_epi32(more, m.shift);
         // Ties were rounded up. If the result is odd, the even neighbour is one less.
@@ -275,12 +264,17 @@ struct Powers : Floats {
         const __m512i even = _mm512_mask_and_epi32(up, ties, up, _mm512_set1_epi32(-2));
         return Floats{_mm512_cvtepi32_ps(even)};
     }
+    // By other rules: half up, and with an addend.
+    static Powers shifted(Floats sums, const Rounding &m) {
+        const __m512i more = _mm512_add_epi32(_mm512_castps_si512(sums.v), m.half);
+        return Floats{_mm512_cvtepi32_ps(_mm512_srav_epi32(more, m.shift))};
+    }
     static Powers shifted(Floats sums, const Rounding &m, const Addend &by) {
         const __m512i sum = _mm512_castps_si512(sums.v);
-        const __m512i more =
-            _mm512_mask_blend_epi32(_mm512_movepi32_mask(sum), by.positive, by.negative);
-        const __m512i half = _mm512_add_epi32(sum, _mm512_and_si512(m.half, by.half));
-        return Floats{_mm512_cvtepi32_ps(_mm512_srav_epi32(_mm512_add_epi32(half, more), m.shift))};
+        // (sum < 0 ? -1 : 0) & negative | both
+        const __m512i sign = _mm512_srai_epi32(sum, 31);
+        const __m512i more = _mm512_ternarylogic_epi32(sign, by.negative, by.both, 0xea);
+        return shifted(Floats{_mm512_castsi512_ps(_mm512_add_epi32(sum, more))}, m);
     }
     // Negative where one of both is.
     static Floats both_signs(Floats a, Floats b) { return {_mm512_xor_ps(a.v, b.v)}; }
@@ -368,7 +362,8 @@ using WideFloats = Floats4;
 
 #define QG_SATURATES
 // The table's outputs for sums that are neither rounded nor clamped yet.
-QG_INLINE Floats4 look_up_saturated(const Table &t, const Floats4 &a) {
+template <class Four>
+QG_INLINE Four look_up_saturated(const Table &t, const Four &a) {
     const __m512i lift = _mm512_set1_epi32(t.lift);
     auto words = [&](int k) QG_LAMBDA {
         return _mm512_adds_epi16(
@@ -399,7 +394,8 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true, kPowers = false, kEven = true, kDirects = true;
+    static constexpr bool kScales = true, kPowers = false;
+    static constexpr Ties kTies = Ties::even;
     static constexpr double kMagic = 6755399441055744.;
     __m512d v;
 
@@ -434,17 +430,12 @@ struct Doubles {
         return {_mm512_maskz_mov_pd(_mm512_mask_cmp_pd_mask(above, a.v, hi.v, _CMP_LE_OQ),
                                     _mm512_set1_pd(1.))};
     }
-    template <Toward>
     static Doubles to_integer(Doubles a) {
         return {_mm512_roundscale_pd(a.v, _MM_FROUND_CUR_DIRECTION | _MM_FROUND_NO_EXC)};
     }
-    template <Toward kToward>
-    static Doubles sum_to_integer(Doubles a, Doubles c) {
-        return to_integer<kToward>(add(a, c));
-    }
-    template <Toward kToward>
+    static Doubles sum_to_integer(Doubles a, Doubles c) { return to_integer(add(a, c)); }
     static Doubles product_to_integer(Doubles a, Doubles m, Doubles c) {
-        return to_integer<kToward>({_mm512_fmadd_pd(a.v, m.v, c.v)});
+        return to_integer({_mm512_fmadd_pd(a.v, m.v, c.v)});
     }
     static Doubles by_sign(Doubles a, Doubles positive, Doubles negative) {
         const __mmask8 below = _mm512_movepi64_mask(_mm512_castpd_si512(a.v));
@@ -453,9 +444,7 @@ struct Doubles {
     static Doubles power_of(Doubles m) {
         return {_mm512_and_pd(m.v, _mm512_castsi512_pd(_mm512_set1_epi64(0x7ff0000000000000)))};
     }
-    static Doubles round(Doubles a) {
-        return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-    }
+    static Doubles round(Doubles a) { return to_integer(a); }
     static Doubles rounded_product(Doubles a, Doubles m) {
         const __m512d magic = _mm512_set1_pd(6755399441055744.);  // 1.5 * 2^52
         return {_mm512_sub_pd(_mm512_fmadd_pd(a.v, m.v, magic), magic)};

@@ -33,7 +33,8 @@ KINDS = dict.fromkeys(
 }
 KINDS |= {"events": "Events", "sum_bits": "Sums", "sweep": "Sweep"}
 KINDS |= dict.fromkeys(("row_scales", "correct_bias", "requantize_weights"), "Weights") | {
-    "contents": "Contents"
+    **dict.fromkeys(("begin_derived", "derive_weights"), "Weights"),
+    "contents": "Contents",
 }
 KINDS |= {"mask_clamped": "Mask", "requantize_codes": "RequantizeCodes"}
 KINDS |= {"quantize_input": "QuantizeInput", "requantize_layers": "RequantizeLayers"}

@@ -17,7 +17,7 @@ from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.parallel_compile import ParallelCompiler
 from quant_gru.kernel_runtime.cuda.sources import RUNTIME
 from quant_gru.kernel_runtime.errors import KernelError
-from quant_gru.kernels.cuda.forward import planned_launches
+from quant_gru.kernels.cuda import planned_launches
 from quant_gru.kernels.cuda.forward.stack import stack_of
 
 A, B, C = (Kernel.of(name, name, {"N": i}) for i, name in enumerate("abc"))

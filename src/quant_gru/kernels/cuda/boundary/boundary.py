@@ -16,7 +16,6 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
 from quant_gru.kernels.cuda.machine import PLAIN
-from quant_gru.kernels.cuda.plan.structure import NARROW_BITS
 from quant_gru.kernels.cuda.structs import KINDS
 
 _ROWS = 8  # per block
@@ -47,16 +46,6 @@ EventsC = structure(
 _DEQUANTIZE = Kernel.of("boundary/quantize_dequantize", "dequantize", PLAIN)
 _EVENTS = Kernel.of("boundary/random_events", "events", {})
 _THREADS, _MOST_BLOCKS = 128, 1 << 16
-
-
-def takes(quantizer: Quantizer) -> bool:
-    """Return whether these kernels support a quantizer: at most 16 bits."""
-    return quantizer.bits <= NARROW_BITS
-
-
-def requantizes(below: Sequence[Quantizer], above: Quantizer) -> bool:
-    """Return whether `requantize` supports codes: at most 16 bits."""
-    return all(each.bits <= NARROW_BITS for each in (above, *below))
 
 
 def _quantize(quantizer: Quantizer) -> Kernel:

@@ -18,7 +18,7 @@ from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward.launch_plan import Schedule, planned
-from quant_gru.kernels.cuda.forward.layer import Cell
+from quant_gru.kernels.cuda.plan.cell import Cell
 from quant_gru.kernels.cuda.plan.tensors import CHANGES, numbers_of
 
 _MOST_SCHEDULES = 64

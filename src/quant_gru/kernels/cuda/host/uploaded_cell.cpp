@@ -129,7 +129,7 @@ std::array<MatrixC, 2> UploadedCell::transposed() {
     return transposed_;
 }
 
-// The flags of Numbers.exact_float in Python, for W x.
+// The flags of weights/derived.cuh, for W x.
 std::array<int32_t, 2> UploadedCell::exact_of_W() const {
     const bool two = x_planes() == 2, long_sums = two && C() > 512;
     const int64_t lo = n_.Wx.lo() - n_.Wx.zero;
@@ -165,7 +165,7 @@ std::array<int32_t, 2> UploadedCell::exact_of_W() const {
     return all;
 }
 
-// The flags of Numbers.exact_float in Python, for R h.
+// The flags of weights/derived.cuh, for R h.
 std::array<int32_t, 2> UploadedCell::exact_of_R() const {
     const int64_t middle = (H() + 127) / 128 * 64;
     std::array<int32_t, 2> all{1, 1};
@@ -232,9 +232,8 @@ GemmWeights UploadedCell::gemm(int which) {
     g.planes = planes_of(w.weight_bits);
     g.columns = (g.planes == 1 ? rows : 2 * rows + 1) + 15;
     g.columns -= g.columns % 16;
-    g.third = (g.columns + 2) / 3;
     g.padded = (std::max<int64_t>(features, 1) + 15) / 16 * 16;
-    std::vector<int8_t> weights(static_cast<size_t>(3 * g.third * g.padded));
+    std::vector<int8_t> weights(static_cast<size_t>((g.columns + 2) * g.padded));
     const auto at = [&](int64_t row, int64_t i) -> int8_t & {
         return weights[static_cast<size_t>(row * g.padded + i)];
     };

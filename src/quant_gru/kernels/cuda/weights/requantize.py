@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from quant_gru.integer.quantizer import code_limits
 from quant_gru.integer.weighted_sum import significant_bits
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.machine import PLAIN
-from quant_gru.kernels.cuda.plan.structure import byte_offset, planes_of
 from quant_gru.kernels.cuda.plan.tensors import CHANGES, Numbers, kept_numbers
 from quant_gru.kernels.cuda.structs import KINDS, WeightsC
 
@@ -23,7 +23,6 @@ Given = tuple[tuple[int, torch.dtype | None], ...]
 
 _REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _THREADS = 256
-_MOST_FRAGMENTS = 4
 _ROW_SCALES = Kernel.of("weights/row_scales", "row_scales", PLAIN)
 _CORRECT = Kernel.of("weights/correct_bias", "correct_bias", PLAIN)
 _REQUANTIZE = Kernel.of("weights/requantize", "requantize_weights", PLAIN)
@@ -57,7 +56,6 @@ class Writer:
         self._arguments: Any = WeightsC()
         self._arguments.H = rows // 3
         self._arguments.finite = part.finite.data_ptr()
-        self._arguments.planes_R = planes_of(part.bits_R)
         self._arguments.free = qparams.config.scale_kind == "free"
         for which in range(2):
             self._fill(which, qparams, frozen)
@@ -88,11 +86,7 @@ class Writer:
         assert isinstance(k, Tensor)
         c.B, c.M, c.k = B.data_ptr(), M.data_ptr(), k.data_ptr()
         c.K, c.bits, c.b_bits = codes.shape[1], bits, b_bits
-        c.planes = planes_of(bits)
         c.significant = significant_bits(bits + operand.bits)
-        c.fold = byte_offset(operand) - operand.zero_point
-        c.fold_words = c.fold + (128 if planes_of(operand.bits) == 2 else 0)
-        c.reach = operand.max_abs
         c.lo, c.hi = code_limits(bits, signed=True)
         c.b_lo, c.b_hi = code_limits(b_bits, signed=True)
         c.operand_scale, c.result_scale = operand.scale, result.scale
@@ -178,7 +172,7 @@ class Writer:
             given: The arguments of `repeat`.
         """
         numbers = kept_numbers(self._part)
-        seen = (numbers, 0 if numbers is None else numbers.derived)
+        seen = (numbers, 0 if numbers is None else numbers.arrays.native.count)
         if self._drops or self._more or given != self._given or seen != self._seen:
             return None
         return self._launch
@@ -193,11 +187,14 @@ class Writer:
             CHANGES.count += 1
             for i, each in enumerate(given):
                 self._set(i, *each)
-        numbers, (seen, derived) = kept_numbers(self._part), self._seen
-        if numbers is not seen or (numbers is not None and numbers.derived != derived):
-            self._seen = (numbers, 0 if numbers is None else numbers.derived)
-            CHANGES.count += 1
-            self._point(numbers)
+        numbers = kept_numbers(self._part)
+        if numbers is not None:
+            native = numbers.arrays.native
+            if self._seen != (numbers, native.count):
+                self._seen = (numbers, native.count)
+                CHANGES.count += 1
+                # the arrays that kernels derive from the part
+                self._more = not native.add_to(ctypes.addressof(self._arguments))
         if self._launch is None:
             blocks = -(-3 * self._arguments.H // (_THREADS // 32))
             kernels = [(_ROW_SCALES, 2), (_REQUANTIZE, 2)]
@@ -211,7 +208,7 @@ class Writer:
             )
         self._launch.start(self._machine.stream())
         if numbers is not None and self._more:
-            numbers.refresh(("_columns",), _MOST_FRAGMENTS)
+            numbers.refresh()
 
     def _set(self, index: int, address: int, dtype: torch.dtype | None) -> None:
         """Point the arguments to W, R, bw or br, by index."""
@@ -220,32 +217,3 @@ class Writer:
             c.w, c.w_real = address, real
         else:
             c.b, c.b_real = address, real
-
-    def _point(self, numbers: Numbers | None) -> None:
-        """Point the arguments to the data that was derived from the part."""
-        arguments = self._arguments
-        arguments.count, self._more = 0, False
-        made = {} if numbers is None else numbers.__dict__
-        for which, c in enumerate(arguments.operands):
-            c.m = made["multipliers"][which].data_ptr() if "multipliers" in made else None
-            c.gemm = c.folded = c.exact_float = None
-            if "gemm" in made:
-                weights, folded = made["gemm"][which]
-                c.gemm, c.folded, c.padded = weights.data_ptr(), folded.data_ptr(), len(weights)
-            if numbers is not None and "exact_float" in made:
-                c.whole = numbers.form.in_int32 if which else 2 * (numbers.x_planes == 2)
-                c.long_sums, c.added = numbers.long_sums, numbers.added
-                c.exact_float = made["exact_float"][which].data_ptr()
-        c = arguments.operands[0]
-        c.folded_bytes = c.m_float = None
-        c.tiles = made["tiles"].data_ptr() if "tiles" in made else None
-        if "of_bytes" in made:
-            c.folded_bytes, c.m_float = (each.data_ptr() for each in made["of_bytes"])
-        if numbers is None:
-            return
-        for (features, units), kept in list(numbers.packed().items())[:_MOST_FRAGMENTS]:
-            f = arguments.fragments[arguments.count]
-            f.bytes, f.bias, f.m = (each.data_ptr() for each in kept)
-            f.features, f.units = features, units
-            arguments.count += 1
-        self._more = "_columns" in made or len(numbers.packed()) > _MOST_FRAGMENTS

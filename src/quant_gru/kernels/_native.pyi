@@ -733,6 +733,36 @@ def code_launches_of(
     /,
 ) -> tuple[Sequence[PlannedLaunch], int]: ...
 
+# conversions in training, see cuda/host/boundary.hpp; all but sizes, rules and multipliers are
+# addresses, 0 for what is absent
+def quantize_launch(
+    quantizer: Quantizer, rule: int, rows: int, features: int, real: int, codes: int, nan: int, /
+) -> PlannedLaunch: ...
+def dequantize_launch(
+    quantizer: Quantizer, rows: int, features: int, codes: int, nan: int, values: int, /
+) -> PlannedLaunch: ...
+def mask_launch(
+    quantizer: Quantizer,
+    rule: int,
+    strides: tuple[int, int],
+    shape: tuple[int, int, int],
+    real: int,
+    grad: int,
+    /,
+) -> PlannedLaunch: ...
+def requantize_launch(
+    directions: Sequence[Between],
+    codes: Sequence[int],
+    rows: int,
+    H: int,
+    to: int,
+    grad: int,
+    /,
+) -> PlannedLaunch: ...
+def events_launch(
+    seed: int, events: int, shape: tuple[int, int, int], chance: int, stream: int, /
+) -> PlannedLaunch: ...
+
 # for tests: the launch of one projection, by blocks or, if a bool says whether from real values, by
 # a warp for each unit; it reads x and writes y, NaN flags, and counts at the workspace
 def projection_of(

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.integer.plan import FrozenPart, WeightPart, bias_limit, bias_shift
+from quant_gru.integer.plan import FrozenPart, WeightPart
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import code_limits
-from quant_gru.integer.weighted_sum import significant_bits
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.cpu.plan_packing import pack_target
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.tensors import CHANGES, Numbers, kept_numbers
 from quant_gru.kernels.cuda.structs import KINDS, WeightsC
@@ -23,6 +23,11 @@ Given = tuple[tuple[int, torch.dtype | None], ...]
 
 _REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _THREADS = 256
+# what the arguments share with those of an update on a CPU
+_TARGET = (
+    "bits b_bits codes b_codes scales b_scales B M k operand_scale result_scale b_unit".split()
+)
+_TARGET += "limit significant factors term_limit unit_exponent".split()
 _ROW_SCALES = Kernel.of("weights/row_scales", "row_scales", PLAIN)
 _CORRECT = Kernel.of("weights/correct_bias", "correct_bias", PLAIN)
 _REQUANTIZE = Kernel.of("weights/requantize", "requantize_weights", PLAIN)
@@ -69,36 +74,19 @@ class Writer:
         self._launch: Prepared | None = None
 
     def _fill(self, which: int, qparams: QParams, frozen: FrozenPart) -> None:
-        part, c = self._part, self._arguments.operands[which]
-        weight, bias = (("weight.W", "weight.bw"), ("weight.R", "weight.br"))[which]
-        codes, b_codes = ((part.W, part.bw), (part.R, part.br))[which]
-        B, sums = ((part.Bw, part.Wx), (part.Br, part.Rh))[which]
-        q = frozen.quantizers
-        operand = q["output.h" if which else "input.x"]
-        result = q["matmul.Rh" if which else "matmul.Wx"]
-        bits, b_bits = (qparams.config[name].bitwidth or 1 for name in (weight, bias))
+        c, part = self._arguments.operands[which], self._part
+        target = pack_target(which, qparams, frozen, part)
+        for name in _TARGET:
+            setattr(c, name, target[name])
+        c.K = target["n"]
         c.w_scale, c.b_scale = (self._space[2 * which + i].data_ptr() for i in range(2))
-        c.codes, c.b_codes = codes.data_ptr(), b_codes.data_ptr()
-        c.kind, c.b_kind = KINDS[codes.dtype], KINDS[b_codes.dtype]
-        c.scales, c.b_scales = (part.scales[name].data_ptr() for name in (weight, bias))
-        (M,), k = sums.multipliers, sums.shift
-        assert isinstance(M, Tensor)
-        assert isinstance(k, Tensor)
-        c.B, c.M, c.k = B.data_ptr(), M.data_ptr(), k.data_ptr()
-        c.K, c.bits, c.b_bits = codes.shape[1], bits, b_bits
-        c.significant = significant_bits(bits + operand.bits)
-        c.lo, c.hi = code_limits(bits, signed=True)
-        c.b_lo, c.b_hi = code_limits(b_bits, signed=True)
-        c.operand_scale, c.result_scale = operand.scale, result.scale
-        c.b_unit = float(1 << bias_shift(bits, operand.bits))
-        c.limit = bias_limit(bits, operand.bits)
-        mean = None if which else qparams.input_mean
-        if mean is not None:
-            # the mean, which the parameters keep, keeps the factors
-            errors, factors = mean.on(codes.device, bits)
-            self._bias = torch.empty(len(codes), dtype=torch.float32, device=codes.device)
-            c.factors, c.corrected = factors.data_ptr(), self._bias.data_ptr()
-            c.term_limit, c.unit_exponent = errors.limit, errors.exponent
+        codes = ((part.W, part.bw), (part.R, part.br))[which]
+        c.kind, c.b_kind = (KINDS[each.dtype] for each in codes)
+        c.lo, c.hi = code_limits(c.bits, signed=True)
+        c.b_lo, c.b_hi = code_limits(c.b_bits, signed=True)
+        if target["factors"]:
+            self._bias = torch.empty(len(codes[0]), dtype=torch.float32, device=part.W.device)
+            c.corrected = self._bias.data_ptr()
 
     def takes(self, *values: Tensor | None) -> bool:
         """Return whether the kernels can read these weights, by their dtype and device."""

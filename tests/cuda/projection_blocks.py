@@ -90,8 +90,8 @@ class Projection:
     """
 
     def __init__(self, plan, shape, T, N, blocks, overlap=None):
-        self._keep = []
-        cell, chip = Cell(plan).native(self._keep), Chip("sm_80", {1: 2})
+        self._keep, self._cell = [], Cell(plan)
+        cell, chip = self._cell.native(self._keep), Chip("sm_80", {1: 2})
         self._made = _native.projection_of(cell, chip, T, N, shape, blocks, overlap)
         source, function, macros, grid, *_ = self._made
         self.kernel, self.grid = Kernel.of(source, function, macros), planner.grid_of(grid)
@@ -106,4 +106,5 @@ class Projection:
             step, following, flag = (at // 8 for at in self._made[6])
             arguments[step], arguments[following] = x.stride()[:2]
             arguments[flag] = fours
+        self._cell.fill(host)
         host.launch(self.kernel, self.grid, arguments)

@@ -42,7 +42,7 @@ def ours(plan, machine, sizes=()):
             add(f"fragments {size}", made[0], torch.int32, bytes_ // 4)
             for name, address in zip(("bias", "m"), made[1:], strict=True):
                 add(f"{name} {size}", address, torch.float64, 3, size[1])
-    numbers.fill(numbers.arrays, machine)
+    numbers.arrays.fill(machine)
     found = {}
     for name, (address, dtype, shape) in kinds.items():
         count = torch.Size(shape).numel()

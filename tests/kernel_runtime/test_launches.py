@@ -207,19 +207,3 @@ def test_fields_follow_their_memory():
         assert (record.first, *record.second) == (base, None, base + 260)
     memory.move(0)
     assert (record.first, *record.second, record.count) == (None, None, None, 0)
-
-
-def test_a_start_may_move_memory(recording):
-    device = Device(recording)
-    a, b, first, second = two(1, 10), two(2, 20), Memory(), Memory()
-    for memory, record in ((first, a), (second, b)):
-        memory.point(record, "first", 4)
-    joined = device.join([device.prepare(KERNEL, Grid((1, 1), 32), each) for each in (a, b)])
-    for each in (first, second):
-        joined.native.follow(each.fields)
-    for bases in ((100, 200), (0, 300)):
-        assert joined.native.start_at(5, bases) == 0
-    assert [each[4][0] for each in recording.launched] == [104, 204, None, 304]
-    recording.fails = {4: 719}
-    assert joined.native.start_at(5, (7, 8)) == 719
-    assert len(recording.launched) == 5

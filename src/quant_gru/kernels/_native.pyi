@@ -106,13 +106,11 @@ class WeightGuard:
     # looks set `found` to `mark` if a part of the weights changed; see bindings/content_watch.hpp
     def watch(
         self,
-        looks: Launches,
+        looks: Steps,
         found: int,
         mark: int,
         parts: int,
         stream: Callable[[], int],
-        fail: Callable[[int], None],
-        keep: object,
         /,
     ) -> None: ...
     def look(self) -> None: ...

@@ -27,7 +27,8 @@ int Driver::launch(const cuda::LaunchConfig &config, uintptr_t function, uintptr
     return launch_(&config, reinterpret_cast<void *>(function), parameters, nullptr);
 }
 
-int Launches::start_locked(uintptr_t stream) const {
+int Launches::start(uintptr_t stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     return driver_.in_context([&] {
         for (const One &each : all_) {
             int status = 0;
@@ -43,17 +44,6 @@ int Launches::start_locked(uintptr_t stream) const {
         }
         return 0;
     });
-}
-
-int Launches::start(uintptr_t stream) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return start_locked(stream);
-}
-
-int Launches::start_at(uintptr_t stream, const std::vector<uintptr_t> &bases) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (size_t i = 0; i < fields_.size() && i < bases.size(); ++i) fields_[i]->move(bases[i]);
-    return start_locked(stream);
 }
 
 }  // namespace kernel_runtime

@@ -92,20 +92,14 @@ class Launches {
     // Starts all launches, up to the first that fails. Returns 0 or its status; the status of a
     // product is negated.
     int start(uintptr_t stream);
-    // Adds fields that `start_at` moves. They must outlive this object.
-    void follow(Fields *fields) { fields_.push_back(fields); }
-    // Moves all fields to `bases`, in the order of `follow`, then starts all launches.
-    int start_at(uintptr_t stream, const std::vector<uintptr_t> &bases);
 
  private:
     struct One {
         uintptr_t function, argument;
         std::unique_ptr<cuda::Configured> configured;  // null for a product
     };
-    int start_locked(uintptr_t stream) const;
     const Driver &driver_;
     std::vector<One> all_;
-    std::vector<Fields *> fields_;
     std::mutex mutex_;
 };
 

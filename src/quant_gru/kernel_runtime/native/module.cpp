@@ -58,9 +58,7 @@ NB_MODULE(_native, m) {
              [](Launches &launches, uintptr_t function, uintptr_t product) {
                  launches.add_product(function, reinterpret_cast<Product *>(product));
              })
-        .def("start", &Launches::start, Unlocked())
-        .def("follow", &Launches::follow, nb::keep_alive<1, 2>())
-        .def("start_at", &Launches::start_at, Unlocked());
+        .def("start", &Launches::start, Unlocked());
     nb::class_<TensorLaunch>(m, "TensorLaunch")
         .def(
             "__init__",

@@ -86,10 +86,11 @@ nb::object run_gpu_backward(GPUBackward &call, const nb::object &x, const nb::ob
     return call.run({x, h0, lengths, outs, nan, grad_y, grad_last, packing});
 }
 
-void watch_contents(WeightGuard &guard, Launches &looks, uintptr_t found, int32_t mark,
-                    uintptr_t parts, nb::object stream, nb::object fail, nb::object keep) {
-    guard.watch(std::make_unique<ContentWatch>(looks, found, mark, parts, std::move(stream),
-                                               std::move(fail), std::move(keep)));
+void watch_contents(WeightGuard &guard, nb::object looks, uintptr_t found, int32_t mark,
+                    uintptr_t parts, nb::object stream) {
+    if (nb::cast<Steps &>(looks).tensors() > 1) throw nb::value_error("Expected fields of a part");
+    guard.watch(
+        std::make_unique<ContentWatch>(std::move(looks), found, mark, parts, std::move(stream)));
 }
 
 // Index of the device, states, C, H.

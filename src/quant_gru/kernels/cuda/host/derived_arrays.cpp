@@ -6,18 +6,6 @@
 namespace quant_gru::cuda {
 namespace {
 
-const QuantizerNumbers &operand_of(const CellNumbers &n, int which) { return which ? n.h : n.x; }
-const QuantizerNumbers &result_of(const CellNumbers &n, int which) { return which ? n.Rh : n.Wx; }
-const MatrixNumbers &weights_of(const CellNumbers &n, int which) { return which ? n.R : n.W; }
-
-// A bound on what is added to W x before rounding to a byte, see `finish_held`. Twice that with
-// rules other than half_even: float32 then has steps of the multiplier there.
-double added(const CellNumbers &n) {
-    const int64_t lo = n.Wx.lo() - n.Wx.zero;
-    if (n.rounding != QG_HALF_EVEN) return static_cast<double>(2 * std::llabs(lo) + 1);
-    return static_cast<double>(std::llabs(lo % 2 ? lo + 127 : lo + 128));
-}
-
 // What kernels derive, and what they read for that besides codes.
 constexpr Address OperandC::*kArrays[] = {
     &OperandC::m,          &OperandC::gemm,         &OperandC::tiles,
@@ -53,6 +41,32 @@ std::vector<WeightsC> launches_of(const WeightsC &arrays, const SizedFragments &
 
 }  // namespace
 
+double added_to_bytes(const CellNumbers &n) {
+    const int64_t lo = n.Wx.lo() - n.Wx.zero;
+    if (n.rounding != QG_HALF_EVEN) return static_cast<double>(2 * std::llabs(lo) + 1);
+    return static_cast<double>(std::llabs(lo % 2 ? lo + 127 : lo + 128));
+}
+
+MatrixC row_numbers(const CellNumbers &n, int which) {
+    const QuantizerNumbers &out = which ? n.Rh : n.Wx, &q = operand_of(n, which);
+    MatrixC c{};
+    c.bias_shift = bias_shift(weights_of(n, which).weight_bits, q.bits);
+    c.zero = q.zero;
+    c.lo = c.code_lo = out.lo() - out.zero;
+    c.hi = out.hi() - out.zero;
+    return c;
+}
+
+GemmWeights gemm_sizes(const CellNumbers &n, int which) {
+    const MatrixNumbers &w = weights_of(n, which);
+    GemmWeights g{};
+    g.planes = planes_of(w.weight_bits);
+    g.padded = (std::max<int64_t>(w.inputs, 1) + 15) / 16 * 16;
+    // cuBLAS has no kernel for many rows if the number of columns is an odd multiple of 8
+    g.columns = ((g.planes == 1 ? 3 * n.H : 6 * n.H + 1) + 15) / 16 * 16;
+    return g;
+}
+
 DerivedArrays::DerivedArrays(const CellNumbers &numbers, const Form &form,
                              const std::array<StoredMatrix, 2> &stored, Allocate allocate)
     : n_(numbers), form_(form), allocate_(std::move(allocate)) {
@@ -63,22 +77,23 @@ DerivedArrays::DerivedArrays(const CellNumbers &numbers, const Form &form,
         OperandC &o = operand(which);
         const StoredMatrix &given = stored[static_cast<size_t>(which)];
         const QuantizerNumbers &q = operand_of(n_, which);
-        const MatrixNumbers &w = weights_of(n_, which);
+        const GemmWeights sizes = gemm_sizes(n_, which);
+        const int64_t inputs = weights_of(n_, which).inputs;
         const bool two = planes_of(q.bits) == 2;
         o.codes = given.codes;
         o.B = given.bias;
         o.M = given.M;
         o.k = given.k;
         o.kind = static_cast<int64_t>(given.kind);
-        o.K = w.inputs;
-        o.padded = (std::max<int64_t>(w.inputs, 1) + 15) / 16 * 16;
-        o.planes = planes_of(w.weight_bits);
+        o.K = inputs;
+        o.padded = sizes.padded;
+        o.planes = sizes.planes;
         o.fold = byte_offset(q) - q.zero;
         o.fold_words = o.fold + (two ? 128 : 0);
         o.reach = q.reach();
         o.whole = which ? form.in_int32() : 2 * two;
-        o.long_sums = !which && two && w.inputs > kLong;
-        o.added = added(n_);
+        o.long_sums = !which && two && inputs > kLong;
+        o.added = added_to_bytes(n_);
     }
 }
 
@@ -95,19 +110,14 @@ Address DerivedArrays::made(Address &array, int64_t bytes) {
 }
 
 MatrixC DerivedArrays::matrix(int which) {
-    const QuantizerNumbers &out = result_of(n_, which), &q = operand_of(n_, which);
     const OperandC &o = operand(which);
-    MatrixC c{};
+    MatrixC c = row_numbers(n_, which);
     c.codes = o.codes;
     c.bias = o.B;
     c.M = o.M;
     c.k = o.k;
     if (form_.narrow) c.m = multipliers(which);
     c.kind = o.kind;
-    c.bias_shift = bias_shift(weights_of(n_, which).weight_bits, q.bits);
-    c.zero = q.zero;
-    c.lo = c.code_lo = out.lo() - out.zero;
-    c.hi = out.hi() - out.zero;
     return c;
 }
 
@@ -124,11 +134,7 @@ Address DerivedArrays::exact(int which) { return made(operand(which).exact_float
 
 GemmWeights DerivedArrays::gemm(int which) {
     OperandC &o = operand(which);
-    GemmWeights g{};
-    g.planes = static_cast<int>(o.planes);
-    g.padded = o.padded;
-    // cuBLAS has no kernel for many rows if the number of columns is an odd multiple of 8
-    g.columns = ((g.planes == 1 ? 3 : 6) * all_.H + (g.planes == 1 ? 0 : 1) + 15) / 16 * 16;
+    GemmWeights g = gemm_sizes(n_, which);
     g.weights = made(o.gemm, (g.columns + 2) * g.padded);
     g.folded = made(o.folded, 24 * all_.H);
     return g;

@@ -66,6 +66,24 @@ struct StoredMatrix {
     Container kind;
 };
 
+// What W (0) or R (1) is multiplied with, and the matrix.
+inline const QuantizerNumbers &operand_of(const CellNumbers &n, int which) {
+    return which ? n.h : n.x;
+}
+inline const MatrixNumbers &weights_of(const CellNumbers &n, int which) {
+    return which ? n.R : n.W;
+}
+
+// The numbers of all rows of W or R, without addresses and container.
+MatrixC row_numbers(const CellNumbers &n, int which);
+
+// Sizes of operands of byte products.
+GemmWeights gemm_sizes(const CellNumbers &n, int which);
+
+// A bound on what is added to W x before rounding to a byte, see `finish_held`. Twice that with
+// rules other than half_even: float32 then has steps of the multiplier there.
+double added_to_bytes(const CellNumbers &n);
+
 // Not safe for several threads at once.
 class DerivedArrays {
  public:

@@ -45,4 +45,4 @@ class Cell:
 
     def fill(self, machine: Machine) -> None:
         """Write the arrays that native code has asked for."""
-        self.numbers.fill(self.arrays, machine)
+        self.arrays.fill(machine)

@@ -53,6 +53,7 @@ class Arrays:
         tensors: dict[int, Tensor],
     ) -> None:
         self._device, self._tensors = device, tensors
+        self._machine: Machine | None = None
         # a function that does not refer to this object, so that there is no circle
         self.native = make(partial(_allocate, tensors, device))
 
@@ -72,15 +73,17 @@ class Arrays:
 
     def fill(self, machine: Machine) -> None:
         """Write the arrays that native code has asked for since the last call."""
+        self._machine = machine
         launches = self.native.take_new()
         if launches:
             _write(machine, launches)
             CHANGES.count += 1
             made_on(self._device)
 
-    def refill(self, machine: Machine) -> None:
-        """Write all arrays from the plan's tensors."""
-        _write(machine, self.native.arguments())
+    def refresh(self) -> None:
+        """Rewrite the arrays after the plan's tensors changed in place."""
+        if self._machine is not None:
+            _write(self._machine, self.native.arguments())
 
 
 def _write(machine: Machine, launches: Sequence[bytes]) -> None:
@@ -134,7 +137,6 @@ class Numbers:
             stored,
         )
         self.arrays = Arrays(self.device, partial(_native.CellArrays, *given), {})
-        self._machine: Machine | None = None
         made_on(self.device)
 
     def _stored(self, codes: Tensor, bias: Tensor, each: WeightedSum) -> tuple[int, ...]:
@@ -147,16 +149,6 @@ class Numbers:
         tensors = [n.contiguous() for n in (codes, *rows)]
         self._keep += tensors
         return (*(n.data_ptr() for n in tensors), KINDS[codes.dtype])
-
-    def fill(self, arrays: Arrays, machine: Machine) -> None:
-        """Write `arrays`, or a copy of them, if native code has asked for another array."""
-        self._machine = machine
-        arrays.fill(machine)
-
-    def refresh(self) -> None:
-        """Rewrite the arrays after the plan's tensors changed in place."""
-        if self._machine is not None:
-            self.arrays.refill(self._machine)
 
 
 def numbers_of(plan: CellPlan) -> Numbers:

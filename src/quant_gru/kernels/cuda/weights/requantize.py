@@ -196,7 +196,7 @@ class Writer:
             )
         self._launch.start(self._machine.stream())
         if numbers is not None and self._more:
-            numbers.refresh()
+            numbers.arrays.refresh()
 
     def _set(self, index: int, address: int, dtype: torch.dtype | None) -> None:
         """Point the arguments to W, R, bw or br, by index."""

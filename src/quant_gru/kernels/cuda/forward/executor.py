@@ -13,8 +13,8 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.forward import planned_launches
-from quant_gru.kernels.cuda.forward.layer import Cell
+from quant_gru.kernels.cuda import planned_launches
+from quant_gru.kernels.cuda.plan.cell import Cell
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -146,6 +146,8 @@ def _run(calls: Sequence[_Call], machine: Machine) -> None:
             [call.native for call in calls],
             POLICY,
         )
+    for call in calls:
+        call.cell.fill(machine)
     workspace = torch.empty(space, dtype=torch.int8, device=x.device)
     bases = [0] * planned_launches.BLOCKS
     bases[planned_launches.LENGTHS] = 0 if lengths is None else lengths.data_ptr()
@@ -156,7 +158,7 @@ def _run(calls: Sequence[_Call], machine: Machine) -> None:
         source, function, macros, grid, *_, product = launch
         if product is not None:
             call = calls[product[0]]
-            weights = call.cell.numbers.gemm[product[1]][0]
+            weights = call.cell.arrays.weights(product[1], *product[3:5])
             planned_launches.product_in(workspace, call.x.flatten(0, 1), weights, product)
             continue
         if macros is not known:

@@ -7,7 +7,6 @@ its arguments except addresses of the call's tensors.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,26 +15,16 @@ from torch import Tensor
 
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
-from quant_gru.kernel_runtime._native import Fields
 from quant_gru.kernel_runtime.allocators import maker, row_maker
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.forward.layer import Cell
-from quant_gru.kernels.cuda.forward.planned_launches import (
-    BLOCKS,
-    arguments_of,
-    joined,
-    load_gemm,
-    product_in,
-)
+from quant_gru.kernels.cuda.plan.cell import Cell
+from quant_gru.kernels.cuda.planned_launches import BLOCKS, Steps, Work, load_gemm, product_in
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import KINDS
-
-Product = Callable[[Tensor], None]
-"""A GEMM of torch between launches, of matrices in the call's workspace."""
 
 _CONTAINERS = list(KINDS)
 
@@ -92,6 +81,9 @@ def planned(
             POLICY,
             lambda *kernel: machine.expect(Kernel.of(*kernel)),
         )
+    for layer in layers:
+        for cell in layer:
+            cell.fill(machine)
     if made is None:
         return None
     launches, space, codes, kept = made
@@ -125,45 +117,34 @@ class Schedule:
         keeps: bool,
         plan: Planned,
     ) -> None:
-        cells = [cell.numbers for layer in layers for cell in layer]
-        numbers, self._kept = cells[0], plan.kept
+        cells = [cell for layer in layers for cell in layer]
+        numbers, self._kept = cells[0].numbers, plan.kept
         self._sizes, device = (T, N, numbers.H), numbers.device
-        fields = [Fields() for _ in range(BLOCKS)]
         inputs: list[tuple[int, int, int]] = []
-        self.records: list[Any] = []
-        steps: list[Prepared | Product] = []
+        steps, multiplies = Steps(machine, BLOCKS), False
         for launch in plan.launches:
-            source, function, macros, grid, _, places, reads, product = launch
+            *_, reads, product = launch
             if product is not None:
-                steps.append(_product(cells[product[0]].gemm[product[1]][0], product))
+                steps.add(_product(cells[product[0]], product))
+                multiplies = True
                 continue
-            record = arguments_of(launch)
-            base = ctypes.addressof(record)
-            for at, block, offset in places:
-                fields[block].add(base + at, offset)
+            base = steps.launch(launch)
             if reads is not None:
                 step, following, fours = reads
                 inputs.append((base + step, base + following, fours and base + fours))
-            self.records.append(record)
-            kernel = Kernel.of(source, function, macros)
-            steps.append(machine.prepare(kernel, planner.grid_of(grid), record))
-        if any(map(callable, steps)) and not capturing(device):
+        self.records = steps.records
+        if multiplies and not capturing(device):
             # load cuBLAS while kernels compile; the next statement waits for them
             load_gemm(device)
-        started = joined(machine, steps)
-        width = len(layers[0]) * numbers.H
         self.call = _native.Call(
-            [each if callable(each) else each.native for each in started],
-            fields,
+            steps.native(plan.keep),
             inputs,
             numbers.C,
             plan.space,
-            self._makers(form, plan, width, len(cells), keeps, device),
+            self._makers(form, plan, len(layers[0]) * numbers.H, len(cells), keeps, device),
             Tensor,
             device.index if device.type == "cuda" else -1,
             native_streams(machine, device),
-            machine.raise_for,
-            (started, fields, self.records, plan.keep),
         )
 
     def _makers(
@@ -227,5 +208,6 @@ class Schedule:
         return found
 
 
-def _product(weights: Tensor, product: _native.PlannedProduct) -> Product:
-    return lambda space: product_in(space, None, weights, product)
+def _product(cell: Cell, product: _native.PlannedProduct) -> Work:
+    weights = cell.arrays.weights(product[1], *product[3:5])
+    return lambda space, _: product_in(space, None, weights, product)

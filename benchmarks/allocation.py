@@ -54,7 +54,7 @@ from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
 from quant_gru.whole_models.convert import find_grus
 
-WIDTHS = ["*=4,8,16", "gate.*=4,5,6,7,8,16", "weight.*=2,3,4,5,6,7,8,16"]
+WIDTHS = ["gate.*=4,5,6,7,8,16", "weight.*=2,3,4,5,6,7,8,16", "*=4,8,16"]
 KEPT: Path | None = None
 Forward = Callable[[nn.Module, Any], Any]
 

@@ -18,7 +18,7 @@ from quant_gru import (
     calibrate_model,
     convert_model,
 )
-from quant_gru.analysis.allocation import _bounded, _first
+from quant_gru.analysis.allocation import _bounded, _by_operator, _first
 from quant_gru.analysis.fronts import Block, front, undominated
 from quant_gru.analysis.sizes import code_bytes, sizes_of
 from quant_gru.config import OPERATORS
@@ -157,7 +157,7 @@ def test_flash_is_what_c_source_takes(preset, bits, tmp_path):
     ("widths", "changes"),
     [
         ((4, 8, 16), {}),
-        ({"*": (8, 16), "W": (1, 2, 3, 5), "gate.*": (5, 7, 8, 12)}, {}),
+        ({"W": (1, 2, 3, 5), "gate.*": (5, 7, 8, 12), "*": (8, 16)}, {}),
         ((8, 16), {"scale_kind": "free"}),
         ((8, 16), {"rounding": "double"}),
         ({"*": (8,), "x": (8, 24)}, {}),
@@ -324,6 +324,16 @@ def test_widths_of_operators_and_packed_bytes():
     below = [each for each in found.front if each.sizes.packed < found.chosen.sizes.packed]
     assert below
     assert all(each.predicted < 25.5 for each in below)
+
+
+def test_names_decide_before_patterns_and_the_first_pattern_before_others():
+    found = _by_operator({"weight.*": 4, "*": 8, "W": 2})
+    assert found == dict.fromkeys(OPERATORS, 8) | {
+        name: 2 if name == "weight.W" else 4 for name in OPERATORS if name.startswith("weight.")
+    }
+    for twice in ({"*": 8, "weight.*": 4}, {"W": 2, "weight.W": 4}):
+        with pytest.raises(ConfigError, match="each name or pattern to decide for an operator"):
+            _by_operator(twice)
 
 
 def test_tied_operators_share_a_width():

@@ -32,7 +32,7 @@ def axes_of():
 
 def test_the_front_is_drawn_over_the_bytes_of_the_budget(gru, axes_of):
     for kind in ("flash", "packed"):
-        found = allocate_bits(gru, DATA, {kind: 5000}, {"*": (8,), "weight.*": (3, 8)})
+        found = allocate_bits(gru, DATA, {kind: 5000}, {"weight.*": (3, 8), "*": (8,)})
         axes = axes_of(found)
         predicted, measured, chosen = axes.get_lines()
         sizes = [getattr(point.sizes, kind) for point in found.front]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.cli import app
+from quant_gru.errors import QuantGRUWarning
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -170,13 +172,15 @@ def test_damaged_models_are_errors_or_compared(file: Path) -> None:
         assert result.exit_code < 2 or result.stderr.startswith("Error: Expected ")
 
 
-@pytest.mark.filterwarnings("always:Expected biases that sums")
 def test_inspect_warns_of_cut_biases(tmp_path: Path) -> None:
     gru = calibrated()
     with torch.no_grad():
         gru.weight_hh_l0.mul_(1e-12)
-    gru.freeze().save(tmp_path / "cut.safetensors")
-    found = run("inspect", tmp_path / "cut.safetensors")
+    with pytest.warns(QuantGRUWarning, match="Expected biases that sums"):
+        gru.freeze().save(tmp_path / "cut.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        found = run("inspect", tmp_path / "cut.safetensors")
     assert found.exit_code == 0
     assert "weight.br of layer 0 that are too large" in found.stderr
 

@@ -107,6 +107,12 @@ def test_what_people_see(models):
     assert json.loads(same.to_json())[1]["sqnr"]["scores"] == "inf"
 
 
+def test_a_tensor_is_one_batch(models):
+    model, quantized = (each.gru for each in (models[0], models[1]["int8"]))
+    one, listed = (compare(model, quantized, data) for data in (BATCHES[0], BATCHES[:1]))
+    assert [row.sqnr for row in one.rows] == [row.sqnr for row in listed.rows]
+
+
 def test_what_is_refused(models):
     model, quantized = models
     with pytest.raises(CalibrationError, match="at least one batch"):

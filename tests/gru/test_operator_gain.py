@@ -95,7 +95,7 @@ def test_every_change_is_what_it_says(model):
     lines = str(gain).splitlines()
     assert lines[0].startswith("as it is: SQNR of the output ")
     assert gain.rows[0].operator in lines[2]
-    assert lines[-1].endswith("with less")
+    assert lines[-1].endswith(" below")
 
 
 def test_narrowing_and_a_metric(model):
@@ -149,8 +149,9 @@ def test_an_exception_leaves_the_model_as_it_was(model):
 def test_what_is_wrong_is_said(model):
     with pytest.raises(CalibrationError, match="data or a metric"):
         operator_gain(model)
-    with pytest.raises(CalibrationError, match="at least one batch"):
-        operator_gain(model, [])
+    for analyse in (operator_gain, operator_sqnr):
+        with pytest.raises(CalibrationError, match="at least one batch"):
+            analyse(model, [])
     with pytest.raises(CalibrationError, match="calibrated QuantGRU whose use_quantization is"):
         operator_gain(torch.nn.Linear(2, 2), BATCHES)
     with pytest.raises(ConfigError):

@@ -433,9 +433,8 @@ class Saving:
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings, for copies and files; what a step holds stays here."""
         state = self.__dict__.copy()
-        none = dict.fromkeys(
-            ("_held", "divided", "_paths", "_model", "_hooks", "counter", "_decisions", "_uses")
-        )
+        names = "_held divided _paths _model _hooks _hooks_at counter _decisions _uses"
+        none = dict.fromkeys(names.split())
         state.update(none, _records=(), _decided_for=())
         return state
 

@@ -441,7 +441,7 @@ class Step(_native.Step):
             tensor = packed.source
         held: Held
         if choice.action == "offload" and can_leave(tensor):
-            held, choice = Offloaded(tensor.detach(), self._queue, None), choice
+            held = Offloaded(tensor.detach(), self._queue, None)
             self.saving.watch(held)
         else:
             base = tensor if tensor._base is None else tensor._base

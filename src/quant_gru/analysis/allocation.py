@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 Patterns = Iterable["str | Iterable[str]"]
 Budget = Mapping[str, "float | str"] | float | str
+Value = TypeVar("Value")
 Widths = Iterable[int] | Mapping[str, Iterable[int]]
 
 WIDTHS = (4, 8, 16)
@@ -257,10 +258,11 @@ def allocate_bits(
             possible, or packed ones if 'packed' is named, with math.inf if it has no limit. Bytes
             may be a text such as "60 kB". A number, or such a text, is a budget of flash.
         widths: Widths to choose from; or operator or pattern -> those of its operators, all others
-            having 4, 8 and 16.
+            having 4, 8 and 16. An exact name decides before patterns, and the first pattern that
+            fits before others, as in `convert_model`.
         groups: Operators that share one width, on hardware with one width for them: names, patterns
             such as 'gate.*_pre', or lists of these.
-        fixed: Operator or pattern -> its width.
+        fixed: Operator or pattern -> its width; as for `widths`.
         test: Batches to measure the result on; None for `data`.
         calibration: Batches that scales are made of; None for `data`.
         config: Kinds of the operators, as for `convert_model`; only for a model without QuantGRUs.
@@ -276,7 +278,7 @@ def allocate_bits(
 
     Raises:
         CalibrationError: There is no batch or no GRU, or statistics are invalid.
-        ConfigError: A name or a pattern fits no operator.
+        ConfigError: A name or a pattern fits no operator, or decides for none.
         QuantGRUError: No widths meet the budget; the message says what the least is.
 
     Example:
@@ -615,18 +617,35 @@ def _bytes_of(budget: Mapping[str, float]) -> str:
 
 def _choices(widths: Widths) -> dict[str, tuple[int, ...]]:
     """Return the widths of each operator to choose from."""
-    found: dict[str, tuple[int, ...]] = dict.fromkeys(OPERATORS, WIDTHS)
+    found: dict[str, tuple[int, ...]] = {}
     for pattern, own in (widths if isinstance(widths, Mapping) else {"*": widths}).items():
-        choices = tuple(sorted({check_width(each) for each in own}))
-        if not choices:
+        found[pattern] = tuple(sorted({check_width(each) for each in own}))
+        if not found[pattern]:
             raise QuantGRUError(f"Expected widths to choose from, got none ({pattern!r})")
-        found |= dict.fromkeys(_fitting(pattern), choices)
+    return dict.fromkeys(OPERATORS, WIDTHS) | _by_operator(found)
+
+
+def _by_operator(given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the values of operators: of an exact name, else of the first pattern that fits."""
+    found: dict[str, Value] = {}
+    for pattern in sorted(given, key=_is_pattern):
+        new = [name for name in _fitting(pattern) if name not in found]
+        if not new:
+            raise ConfigError(
+                f"Expected each name or pattern to decide for an operator, got {pattern!r} after "
+                "others that fit the same operators; the first pattern that fits decides"
+            )
+        found |= dict.fromkeys(new, given[pattern])
     return found
+
+
+def _is_pattern(name: str) -> bool:
+    return any(each in name for each in "*?[")
 
 
 def _fitting(pattern: str) -> list[str]:
     """Return the operators of a name or a pattern."""
-    if any(each in pattern for each in "*?["):
+    if _is_pattern(pattern):
         found = [name for name in OPERATORS if fnmatchcase(name, pattern)]
         if not found:
             raise ConfigError(f"Expected a pattern that fits an operator, got {pattern!r}")
@@ -657,7 +676,7 @@ def _parts(
     ]
     if gru.config.tie_x_and_h:
         equal.append({*TIED})
-    only = {name: bits for pattern, bits in fixed.items() for name in _fitting(pattern)}
+    only = _by_operator(fixed)
     same = _joined(has, equal)
     whole = _joined(has, [*equal, *({pre, out} for out, pre in PRE_ACTIVATION.items())])
     parts = []

@@ -16,7 +16,7 @@ from torch import Tensor
 from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.analysis.sqnr import as_json, decibels, energies, text_of
 from quant_gru.analysis.tables import percent, text_table
-from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
+from quant_gru.calibration.batches import as_batches, eval_mode, run_batch, with_progress
 from quant_gru.config.shown import html_table
 from quant_gru.errors import (
     CalibrationError,
@@ -169,7 +169,7 @@ def compare(
     agreed: dict[str, dict[str, list[int]]] = {name: {} for name in others}
     first: Any = None
     with eval_mode(*models.values()), torch.no_grad():
-        for count, batch in enumerate(with_progress(batches, "comparing", progress)):
+        for count, batch in enumerate(with_progress(as_batches(batches), "comparing", progress)):
             first = batch if count == 0 else first
             real = _outputs(run_batch(model, batch, forward_fn))
             for name, each in others.items():

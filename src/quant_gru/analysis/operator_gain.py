@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.analysis.scale_use import Remark, lines_of, texts, watched, worst_first
-from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
+from quant_gru.calibration.batches import batches_of, eval_mode, run_batch, with_progress
 from quant_gru.config import FUSIBLE, OPERATORS
 from quant_gru.errors import CalibrationError
 from quant_gru.modules.gru import QuantGRU
@@ -71,7 +70,7 @@ class OperatorGain:
         if not all(row.value for row in shown):
             lines.append(f"none: no effect on the {what} with this data")
         if len(self.rows) > len(shown):
-            lines.append(f"and {len(self.rows) - len(shown)} with less")
+            lines.append(f"and {len(self.rows) - len(shown)} below")
         return "\n".join(lines)
 
 
@@ -184,9 +183,7 @@ def _measure(
         return lambda: float(given(model))
     if data is None:
         raise CalibrationError("Expected data or a metric, got neither")
-    batches = [data] if isinstance(data, (Tensor, PackedSequence, Mapping)) else list(data)
-    if not batches:
-        raise CalibrationError("Expected at least one batch, got none")
+    batches = batches_of(data)
 
     def outputs() -> list[Tensor]:
         found = [

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.analysis.scale_use import Remark, ScaleUse, lines_of, texts, worst_first
 from quant_gru.analysis.sqnr import decibels, energies
-from quant_gru.calibration.batches import run_batch
+from quant_gru.calibration.batches import as_batches, run_batch
 from quant_gru.calibration.float_run import FloatWeights, float_layers, valid
 from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
 from quant_gru.errors import CalibrationError, QuantGRUError
@@ -126,10 +126,13 @@ def _of_model(
             "call convert_model and calibrate_model first"
         )
     calls = {name: _Calls(gru) for name, gru in grus.items()}
-    batches = [data] if isinstance(data, (Tensor, PackedSequence, Mapping)) else data
+    is_empty = True
     with observed_in_float(model, grus, calls):
-        for batch in batches:
+        for batch in as_batches(data):
             run_batch(model, batch, forward_fn)
+            is_empty = False
+        if is_empty:
+            raise CalibrationError("Expected at least one batch, got none")
         for each in calls.values():
             each.finish()
     found = {

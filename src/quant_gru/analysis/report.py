@@ -26,7 +26,8 @@ from quant_gru.analysis.shares import Shares, shares
 from quant_gru.analysis.sizes import Sizes, cell_sizes
 from quant_gru.analysis.sqnr import as_json, decibels, text_of
 from quant_gru.analysis.tables import text_table
-from quant_gru.analysis.trials import Forward, Place, batches_of
+from quant_gru.analysis.trials import Forward, Place
+from quant_gru.calibration.batches import batches_of
 from quant_gru.config import OPERATORS, WEIGHTS
 from quant_gru.config.fields import to_text
 from quant_gru.config.files import write_text

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.analysis.outputs import expect_tensors, named_tensors
 from quant_gru.analysis.replay import Replay
-from quant_gru.calibration.batches import run_batch
+from quant_gru.calibration.batches import batches_of, run_batch
 from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import OPERATORS, QuantConfig
-from quant_gru.errors import CalibrationError, QuantGRUError
+from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights
 from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, make_qparams
 from quant_gru.integer.quantizer import Quantizer
@@ -395,14 +394,6 @@ class _Weights:
                         before = own[bias_at]
                         assert before is not None
                         bias.copy_(before if gained is None else before + gained)
-
-
-def batches_of(data: Any) -> list[Any]:
-    """Return batches as a list; a tensor, a PackedSequence or a dict is one batch."""
-    batches = [data] if isinstance(data, (Tensor, PackedSequence, Mapping)) else list(data)
-    if not batches:
-        raise CalibrationError("Expected at least one batch, got none")
-    return batches
 
 
 def check_width(bits: Any) -> int:

@@ -41,6 +41,28 @@ def eval_mode(*models: torch.nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def is_batch(data: Any) -> bool:
+    """Return whether data is one batch and not an iterable of them."""
+    return isinstance(data, (Tensor, PackedSequence, Mapping))
+
+
+def as_batches(data: Any) -> Iterable[Any]:
+    """Return data as an iterable of batches; a tensor, a PackedSequence or a dict is one."""
+    return [data] if is_batch(data) else data
+
+
+def batches_of(data: Any) -> list[Any]:
+    """Return `as_batches` as a list.
+
+    Raises:
+        CalibrationError: There is no batch.
+    """
+    batches = list(as_batches(data))
+    if not batches:
+        raise CalibrationError("Expected at least one batch, got none")
+    return batches
+
+
 def run_batch(
     model: torch.nn.Module,
     batch: Any,

@@ -42,7 +42,7 @@ def report(
     """Write a page that shows where the precision of a quantized model goes."""
     with one_line_messages():
         from quant_gru.analysis.report import report as write
-        from quant_gru.analysis.trials import batches_of
+        from quant_gru.calibration.batches import batches_of
         from quant_gru.cli.sources import load
         from quant_gru.modules.gru import QuantGRU
         from quant_gru.whole_models.calibrate import calibrate_model

@@ -166,8 +166,9 @@ class FrozenQuantGRU(torch.nn.Module):
         except QuantGRUError as error:
             raise ParameterError(f"{error} ({file.where})") from None
         columns = params.columns_of(module.get_buffer(_DOCUMENT))
-        frozen_file.check(file, columns, module._plan())
-        warn_of_cut_biases(cut_biases_of(module._plan()))
+        plan = module._plan()
+        frozen_file.check(file, columns, plan)
+        warn_of_cut_biases(cut_biases_of(plan))
         return module
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from numbers import Real
 from types import EllipsisType
@@ -987,7 +987,7 @@ class QuantGRU(torch.nn.GRU):
         self._finalized(in_forward=True)
         found = state.prepare(own, self._weights(), live, noise, kept)
         if not found.live:  # a plan of training is rewritten at each call
-            self._warn_of_cuts(found.plan, self._told)
+            self._warn_of_cuts(found.plan)
         return found
 
     def _differentiated(self, prepared: PreparedCall) -> Differentiated:
@@ -1015,14 +1015,15 @@ class QuantGRU(torch.nn.GRU):
         self._state.plans.forget_settled()
         self._finalized()
         plan = self._state.plan(self._weights(), module_weights.may_change_unseen(self))
-        self._warn_of_cuts(plan, () if tell_again else self._told)
+        self._warn_of_cuts(plan, tell_again)
         return plan
 
-    def _warn_of_cuts(self, plan: GRUPlan, told: Collection[Key]) -> None:
+    def _warn_of_cuts(self, plan: GRUPlan, tell_again: bool = False) -> None:
         """Warn of biases that a plan cuts off, but for those that have been told."""
-        # the numbers of a captured graph exist only after it has run
-        if not capturing(self._weight.device):
-            self._told = warn_of_cut_biases(cut_biases_of(plan), told)
+        device = self._weight.device
+        # calls on a GPU do not wait for numbers, and those of a captured graph do not exist yet
+        if device.type == "cpu" or (tell_again and not capturing(device)):
+            self._told = warn_of_cut_biases(cut_biases_of(plan), () if tell_again else self._told)
 
     def _warn_of_all_cuts(self) -> None:
         """Warn of biases that new scales cut off."""

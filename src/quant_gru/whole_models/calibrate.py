@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru.calibration.batches import eval_mode, run_batch, with_progress
+from quant_gru.calibration.batches import eval_mode, is_batch, run_batch, with_progress
 from quant_gru.errors import CalibrationError, QuantGRUWarning, caller_stacklevel
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.modules.quantization_state import in_several_processes
@@ -64,7 +63,7 @@ def calibrate_model(
         >>> quantized = calibrate_model(quantized, batches)
     """
     grus = _without_scales(model)
-    if isinstance(batches, (torch.Tensor, PackedSequence, Mapping)):
+    if is_batch(batches):
         raise CalibrationError(
             f"Expected batches to be an iterable of batches, got one {type(batches).__name__}; "
             "pass [batch]"

@@ -119,7 +119,7 @@ def listed(
     if are_alike(parts):
         every, entries = lists_of_segments(b, parts, [units[i] for i in chosen], dtype)
         starts, count = {keys[i]: entries * at for at, i in enumerate(chosen)}, entries * len(parts)
-        first_list = b.op("Slice", every, b.int64([0]), b.int64([entries]))
+        first_list = None
     else:
         lists, count = [], 0
         for i in chosen:
@@ -139,6 +139,8 @@ def listed(
     ]
     offsets = [starts[key] - start for key, start in zip(keys, firsts, strict=True)]
     if one is not None:
+        if first_list is None:
+            first_list = b.op("Slice", every, b.int64([0]), b.int64([entries]))
         rest = scaled(b, first_list, np.array(-1 / units[0]), dtype)
         every = b.op("Concat", every, b.op("Add", rest, number(b, one, dtype)), axis=0)
         offsets.append(count - firsts[0])

@@ -15,6 +15,8 @@ struct LaunchAttribute {  // CUlaunchAttribute
     uint32_t value[16];
 };
 
+constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
 struct LaunchConfig {  // CUlaunchConfig
     unsigned grid[3], block[3], shared_bytes;
     Stream stream;
@@ -26,10 +28,9 @@ struct LaunchConfig {  // CUlaunchConfig
 class Configured {
  public:
     Configured(const Grid &grid, Stream stream) {
-        constexpr int kCluster = 4;      // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         constexpr int kCooperative = 2;  // CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         constexpr int kEarly = 6;        // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        if (grid.cluster > 1) add(kCluster, {grid.cluster, 1, 1});
+        if (grid.cluster > 1) add(kClusterDimension, {grid.cluster, 1, 1});
         if (grid.together) add(kCooperative, {1, 0, 0});
         if (grid.early) add(kEarly, {1, 0, 0});
         config.grid[0] = grid.x;

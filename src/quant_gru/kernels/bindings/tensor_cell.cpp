@@ -69,7 +69,6 @@ void make_arrays(CellArrays *self, nb::object gates, const cuda::Form &form,
     const std::shared_ptr<const cuda::GateNumbers> shared(numbers,
                                                           [](const cuda::GateNumbers *) {});
     CellNumbers all = numbers->numbers;
-    all.x = all.x.inner();
     all.W.inputs = sizes[0];
     all.H = all.R.inputs = sizes[1];
     all.W.weight_bits = bits[0];
@@ -84,9 +83,11 @@ void make_arrays(CellArrays *self, nb::object gates, const cuda::Form &form,
         const auto [codes, bias, M, k, kind] = given[i];
         stored[i] = {codes, bias, M, k, static_cast<Container>(kind)};
     }
+    CellNumbers inner = all;
+    inner.x = all.x.inner();
     new (self)
         CellArrays{std::move(gates), shared, form,
-                   places,           all,    {all, form, stored, allocator(std::move(allocate))}};
+                   places,           all,    {inner, form, stored, allocator(std::move(allocate))}};
 }
 
 void copy_arrays(CellArrays *self, const CellArrays &other, nb::object allocate) {

@@ -79,7 +79,7 @@ class Schedule:
         db = torch.empty((2 * dirs, 3 * H), dtype=torch.float32, device=device)
         given = ((wanted.x, (T, N, C)), (wanted.W, (3 * H, C)), (wanted.R, (3 * H, H)))
         made = [
-            torch.empty(shape, device=device) if asked else None
+            torch.empty(shape, dtype=torch.float32, device=device) if asked else None
             for _ in calls
             for asked, shape in given
         ]

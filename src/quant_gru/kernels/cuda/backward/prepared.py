@@ -46,8 +46,8 @@ class PreparedBackward:
         self._device = plan.cells[0][0].weights.W.device
         self._index = self._device.index if self._device.type == "cuda" else -1
         self._kinds: dict[Any, _native.GPUBackward | None] = {}
-        self._latest: _native.GPUBackward | None = None
-        self._latest_wanted: tuple[Any, ...] = ()
+        # and what it was asked for
+        self._latest: tuple[_native.GPUBackward, tuple[Any, ...]] | None = None
 
     def run(
         self,
@@ -89,8 +89,8 @@ class PreparedBackward:
         ):
             return None
         latest = self._latest
-        if latest is not None and self._latest_wanted == (wanted, dtype):
-            result = latest.run(x, h0, lengths, outs, nan, grad_y, grad_last, packing)
+        if latest is not None and latest[1] == (wanted, dtype):
+            result = latest[0].run(x, h0, lengths, outs, nan, grad_y, grad_last, packing)
             if result is not None:
                 return result
         if self._index >= 0 and torch._C._cuda_getDevice() != self._index:
@@ -101,9 +101,9 @@ class PreparedBackward:
         found = self._repeated(given, wanted)
         if found is None:
             return None
-        if found is not latest and latest is not None:
-            latest.forget()
-        self._latest, self._latest_wanted = found, (wanted, dtype)
+        if latest is not None and found is not latest[0]:
+            latest[0].forget()
+        self._latest = found, (wanted, dtype)
         return found.run(*given[:-1])
 
     def _repeated(self, given: Given, wanted: tuple[bool, ...]) -> _native.GPUBackward | None:

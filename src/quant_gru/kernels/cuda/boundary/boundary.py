@@ -56,7 +56,7 @@ def dequantize(
         nan: bool (..), rows that become NaN, or None.
         machine: The machine that runs the kernel; None for the codes' GPU.
     """
-    codes = codes.contiguous()
+    codes = codes.to(quantizer.container).contiguous()
     nan = None if nan is None else nan.contiguous()
     values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
     if codes.numel():

@@ -14,7 +14,7 @@ from quant_gru.integer.plan import CellPlan
 from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda import planned_launches
-from quant_gru.kernels.cuda.plan.cell import Cell
+from quant_gru.kernels.cuda.plan.cell import Cell, filled
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -137,7 +137,7 @@ def _run(calls: Sequence[_Call], machine: Machine) -> None:
     x, lengths = calls[0].x, calls[0].lengths
     T, N, _ = x.shape
     keep: list[Any] = []
-    with planner.our_errors():
+    with filled([call.cell for call in calls], machine), planner.our_errors():
         launches, space = _native.code_launches_of(
             [call.cell.native(keep) for call in calls],
             chip_of(machine),
@@ -146,8 +146,6 @@ def _run(calls: Sequence[_Call], machine: Machine) -> None:
             [call.native for call in calls],
             POLICY,
         )
-    for call in calls:
-        call.cell.fill(machine)
     workspace = torch.empty(space, dtype=torch.int8, device=x.device)
     bases = [0] * planned_launches.BLOCKS
     bases[planned_launches.LENGTHS] = 0 if lengths is None else lengths.data_ptr()

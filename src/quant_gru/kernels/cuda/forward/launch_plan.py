@@ -20,7 +20,8 @@ from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.plan.cell import Cell
+from quant_gru.kernels.cuda.plan.cell import Cell, filled
+from quant_gru.kernels.cuda.plan.tensors import Arrays
 from quant_gru.kernels.cuda.planned_launches import BLOCKS, Steps, Work, load_gemm, product_in
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
@@ -37,6 +38,7 @@ class Planned(NamedTuple):
         space: Bytes of the workspace.
         codes: Bytes of the codes of states that a backward reads.
         kept: For each cell, the offset and dtype of its codes.
+        arrays: For each cell, its arrays.
         keep: The owners of memory that arguments point to.
     """
 
@@ -44,6 +46,7 @@ class Planned(NamedTuple):
     space: int
     codes: int
     kept: Sequence[tuple[int, torch.dtype]]
+    arrays: Sequence[Arrays]
     keep: list[Any]
 
 
@@ -66,12 +69,12 @@ def planned(
         keeps: Whether calls keep data for a backward.
     """
     keep: list[Any] = []
-    cells = [cell.native(keep) for layer in layers for cell in layer]
+    cells = [cell for layer in layers for cell in layer]
     states = -1 if form.states is None else FLOATS[form.states]
     dtypes = FLOATS[form.values], states, FLOATS[form.results], FLOATS[form.last]
-    with planner.our_errors():
+    with filled(cells, machine), planner.our_errors():
         made = _native.launches_of(
-            cells,
+            [cell.native(keep) for cell in cells],
             len(layers[0]),
             chip_of(machine),
             T,
@@ -81,13 +84,13 @@ def planned(
             POLICY,
             lambda *kernel: machine.expect(Kernel.of(*kernel)),
         )
-    for layer in layers:
-        for cell in layer:
-            cell.fill(machine)
+        arrays = [cell.arrays for cell in cells]
     if made is None:
         return None
     launches, space, codes, kept = made
-    return Planned(launches, space, codes, [(at, _CONTAINERS[kind]) for at, kind in kept], keep)
+    return Planned(
+        launches, space, codes, [(at, _CONTAINERS[kind]) for at, kind in kept], arrays, keep
+    )
 
 
 class Schedule:
@@ -125,7 +128,7 @@ class Schedule:
         for launch in plan.launches:
             *_, reads, product = launch
             if product is not None:
-                steps.add(_product(cells[product[0]], product))
+                steps.add(_product(plan.arrays[product[0]], product))
                 multiplies = True
                 continue
             base = steps.launch(launch)
@@ -208,6 +211,6 @@ class Schedule:
         return found
 
 
-def _product(cell: Cell, product: _native.PlannedProduct) -> Work:
-    weights = cell.arrays.weights(product[1], *product[3:5])
+def _product(arrays: Arrays, product: _native.PlannedProduct) -> Work:
+    weights = arrays.weights(product[1], *product[3:5])
     return lambda space, _: product_in(space, None, weights, product)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from quant_gru.integer.plan import CellPlan
@@ -11,6 +13,20 @@ from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.tensors import Arrays, Numbers, numbers_of
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def filled(cells: Sequence[Cell], machine: Machine) -> Iterator[None]:
+    """Let native code ask for arrays of cells, which `Cell.native` gives it; then write them.
+
+    Other threads wait: they may ask for the same arrays.
+    """
+    with _lock:
+        yield
+        for cell in cells:
+            cell.fill(machine)
 
 
 class Cell:
@@ -32,7 +48,7 @@ class Cell:
         self._between = [(int(each.shift), int(each.multipliers[0])) for each in between]
 
     def native(self, keep: list[Any]) -> _native.CellNumbers:
-        """Return the cell as an argument of `_native.launches_of`. `fill` has to follow.
+        """Return the cell as an argument of `_native.launches_of`, called inside of `filled`.
 
         Args:
             keep: Receives the owners of all memory whose addresses the launches have.

@@ -279,7 +279,7 @@ def test_one_size_keeps_its_memory(host, on_gpu, cublas):
     for forward in forwards:
         forward.check(back)
     first, second = back._kinds.values()
-    assert back._latest is second
+    assert back._latest[0] is second
     assert not first.forget()
     assert second.forget()
 

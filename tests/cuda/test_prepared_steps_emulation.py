@@ -206,19 +206,19 @@ def test_native_backwards_keep_little_memory(cublas, monkeypatch):
     results(gru, x)
     results(gru, x)
     back = back_of(gru)
-    latest = back._latest
+    latest = back._latest[0]
     assert latest.forget()
     assert not latest.forget()
     results(gru, x)
     # that of another size goes when this one is repeated
     results(gru, x[:5])
-    assert back._latest is not latest
+    assert back._latest[0] is not latest
     assert not latest.forget()
-    assert back._latest.forget()
+    assert back._latest[0].forget()
     monkeypatch.setattr(prepared, "_KEPT_BYTES", 0)
     results(gru, x[:4])
     results(gru, x[:4])
-    assert not back._latest.forget()
+    assert not back._latest[0].forget()
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -228,7 +228,7 @@ def test_what_a_backward_gets_may_lie_in_other_ways(cublas, first):
     x = torch.randn(8, 6, C)
     check(gru, x)
     step = step_of(gru)
-    repeated = back_of(gru)._latest
+    repeated = back_of(gru)._latest[0]
 
     def gradients(hooked, expanded):
         leaf = x.clone().requires_grad_()

@@ -23,7 +23,6 @@ from make_golden import frozen_gru, saved
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernel_runtime.cuda import compiler, disk_cache
-from quant_gru.kernels.cuda import structs
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -230,7 +229,7 @@ def test_many_rows_use_all_projections(planned: CudaAccess, config: QuantConfig)
 
 CELLS = {f"CellC<{name}>": gate_structs.CELL_C[name] for name in ("float", "double")}
 SUMS = {f"SumC<{name}>": gate_structs.SUM_C[name] for name in ("float", "double")}
-SHARED = {"MatrixC": structs.MatrixC, "TableC": gate_structs.TableC, **CELLS, **SUMS}
+SHARED = {"TableC": gate_structs.TableC, **CELLS, **SUMS}
 
 
 def test_layouts_are_those_of_python(planned: CudaAccess) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import quant_gru
 from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda.launch import Grid
 from quant_gru.kernel_runtime.cuda.sources import Sources
 
 COMPILER = shutil.which("g++")
@@ -32,9 +33,9 @@ KINDS = dict.fromkeys(
     "project_few": "Few",
 }
 KINDS |= {"events": "Events", "sum_bits": "Sums", "sweep": "Sweep"}
-KINDS |= dict.fromkeys(("row_scales", "correct_bias", "requantize_weights"), "Weights") | {
-    "contents": "Contents"
-}
+DERIVED = ("begin_derived", "derive_weights")
+UPDATES = ("row_scales", "correct_bias", "requantize_weights")
+KINDS |= dict.fromkeys((*DERIVED, *UPDATES), "Weights") | {"contents": "Contents"}
 KINDS |= {"mask_clamped": "Mask", "requantize_codes": "RequantizeCodes"}
 KINDS |= {"quantize_input": "QuantizeInput", "requantize_layers": "RequantizeLayers"}
 KINDS |= {"operands": "Operands", "convert": "Conversions"}
@@ -90,7 +91,7 @@ class Host:
 
     Attributes:
         folder: Where compiled kernels go.
-        launched: (function, macros) of all launches.
+        launched: (function, macros) of all launches but those that derive arrays of weights.
         functions: What prepared launches start, by the handles that native code has.
         failed: What they raised.
         resident: Blocks of a cluster -> clusters at once.
@@ -122,7 +123,8 @@ class Host:
 
     def launch(self, kernel, grid, arguments):
         source, function, macros = kernel.source, kernel.function, dict(kernel.macros)
-        self.launched.append((function, macros))
+        if function not in DERIVED:
+            self.launched.append((function, macros))
         kind = KINDS.get(function, "Pair")
         defines = "\n".join(f"#define {name} {value}" for name, value in macros.items())
         source = f"{source}.cu" if self.sources is None else self.sources.path_of(source)
@@ -193,11 +195,9 @@ class Prepared:
     def __init__(self, host, launches) -> None:
         self.launches = launches
         self.native = _native.Launches(host.native())
-        self._stream = ctypes.c_uint64()
         for each in launches:
             host.functions[len(host.functions) + 1] = each
-            at = ctypes.addressof(self._stream)
-            self.native.add(1, at, len(host.functions), 1)
+            self.native.add(len(host.functions), Grid((1, 1), 1), 0)
 
     def start(self, stream) -> None:
         for each in self.launches:

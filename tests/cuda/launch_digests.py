@@ -16,7 +16,7 @@ import hashlib
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +31,17 @@ from random_plans import random_case
 from recurrence_layouts import StateOutputs, layout
 
 from quant_gru.integer.call_form import CallForm
+from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.backward.inputs import PRECISIONS
-from quant_gru.kernels.cuda.forward import launch_plan, layer
-from quant_gru.kernels.cuda.forward.stack import Stack
+from quant_gru.kernels.cuda.forward import launch_plan
 from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.cuda.plan import structure
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import KINDS as CONTAINERS
-from quant_gru.kernels.cuda.structs import MatrixC
 
 MACHINES = (
     ("sm_90a", {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}),
@@ -123,47 +123,53 @@ def layouts_of(plan: Any, rng: random.Random) -> Iterator[Any]:
         yield kernel.macros, tuple(grid)
 
 
-class NoArrays(layer.Arrays):
-    """Arrays at address 0."""
+class Cell:
+    """A layer and direction whose arrays, and tables of gates, are at address 0."""
 
-    def _address(self, tensor: Any) -> int:
-        return 0
+    def __init__(self, plan: CellPlan, between: Sequence[WeightedSum] = ()) -> None:
+        self.plan, self.form = plan, structure.form_of(plan)
+        self._between = [(int(each.shift), int(each.multipliers[0])) for each in between]
 
-    def W(self) -> bytes:
-        return without_addresses(super().W())
+    @property
+    def kinds(self) -> tuple[int, int]:
+        return CONTAINERS[self.plan.weights.W.dtype], CONTAINERS[self.plan.weights.R.dtype]
 
-    def transposed(self) -> tuple[bytes, bytes]:
-        W, R = super().transposed()
-        return without_addresses(W), without_addresses(R)
+    def native(self, _: list[Any]) -> Any:
+        plan, w = self.plan, self.plan.weights
+        gates = structure.frozen_numbers(plan.frozen).native
+        sizes, bits = (plan.input_size, plan.hidden_size), (w.bits_W, w.bits_R)
+        stored = [(0, 0, 0, 0, kind) for kind in self.kinds]
+        given = gates, self.form, sizes, bits, [(0, 0, 0, 0)] * 3, stored
+        return _native.CellArrays(*given, lambda _: 0), self._between, 0
+
+    def fill(self, machine: Machine) -> None:
+        pass
 
 
-def without_addresses(matrix: bytes) -> bytes:
-    record = MatrixC.from_buffer_copy(matrix)
-    for name, kind in record._fields_:
-        if kind is ctypes.c_void_p:
-            setattr(record, name, None)
-    return bytes(record)
+def layers_of(plan: GRUPlan) -> list[list[Cell]]:
+    return [
+        [Cell(cell, plan.between[i - 1][d] if i else ()) for d, cell in enumerate(cells)]
+        for i, cells in enumerate(plan.cells)
+    ]
 
 
-def planned_launches(stack: Stack, T: int, N: int, form: CallForm) -> Any:
-    if not all(cell.numbers.form.narrow for cells in stack.layers for cell in cells):
+def planned_launches(machine: Machine, layers: Any, T: int, N: int, form: CallForm) -> Any:
+    if not all(cell.form.narrow for cells in layers for cell in cells):
         return None
-    plan = launch_plan.planned(stack.machine, stack.layers, T, N, form, keeps=False)
+    plan = launch_plan.planned(machine, layers, T, N, form, keeps=False)  # type: ignore[arg-type]
     return plan and plan.launches
 
 
-def code_launches(machine: Machine, cell: layer.Cell, T: int, N: int) -> Any:
+def code_launches(machine: Machine, cell: Cell, T: int, N: int) -> Any:
     """The launches of a cell on codes."""
     sequence = (0, 0, 0, 0, False, 0)
-    given = [cell.native([])], chip_of(machine), T, N, [sequence], POLICY
+    given = [cell.native([])], chip_of(machine), T, N, [sequence], POLICY  # type: ignore[arg-type]
     return _native.code_launches_of(*given)[0]
 
 
-def backward_launches(machine: Machine, plan: Any, T: int, N: int, rng: random.Random) -> Any:
+def backward_launches(machine: Machine, cell: Cell, T: int, N: int, rng: random.Random) -> Any:
     """What a backward of a cell starts, in its order; its products, and bytes of its workspace."""
-    cell, w = layer.Cell(plan), plan.weights
-    cell.numbers.frozen.places = [(0, 0, 0, 0)] * 3
-    direction = cell.native([]), rng.random() < 0.5, (CONTAINERS[w.W.dtype], CONTAINERS[w.R.dtype])
+    direction = cell.native([]), rng.random() < 0.5, cell.kinds
     wanted = tuple(rng.random() < 0.7 for _ in range(5))
     precision = dataclasses.astuple(PRECISIONS[rng.choice(list(PRECISIONS))])
     policy = _native.BackwardPolicy()
@@ -179,7 +185,6 @@ def described(launches: Any) -> Iterator[Any]:
 
 
 def lines(seeds: int) -> Iterator[str]:
-    layer.Arrays = NoArrays  # type: ignore[misc]
     yield "headers " + digest(SOURCES.header_texts)
     for seed in range(seeds):
         for kind in KINDS:
@@ -193,18 +198,15 @@ def lines(seeds: int) -> Iterator[str]:
                 machine = Machine(arch, clusters)
                 gru, real = case.case.gru, torch.zeros(1, 1, 1)
                 form = CallForm.of(real, real, torch.float32, None)
-                stack = Stack(gru._plan(), machine)
-                cells = [cell for layer in stack.layers for cell in layer]
-                for cell in cells:
-                    cell.numbers.frozen.places = [(0, 0, 0, 0)] * 3
-                made = planned_launches(stack, case.T, case.N, form)
-                codes = code_launches(machine, cells[0], case.T, case.N)
+                layers = layers_of(gru._plan())
+                made = planned_launches(machine, layers, case.T, case.N, form)
+                codes = code_launches(machine, layers[0][0], case.T, case.N)
                 digests = (digest(*described(each)) for each in (made, codes))
                 yield f"call {kind} {seed} {arch} {made is not None} {' '.join(digests)}"
-                if cells[0].numbers.form.narrow:
-                    plan, rng = gru._plan().cells[0][0], random.Random(seed)
-                    steps, *rest = backward_launches(machine, plan, case.T, case.N, rng)
-                    kernels = described(each for each, _ in steps if each)
+                if layers[0][0].form.narrow:
+                    rng = random.Random(seed)
+                    steps, *rest = backward_launches(machine, layers[0][0], case.T, case.N, rng)
+                    kernels = described(each for each, *_ in steps if each)
                     yield f"backward {kind} {seed} {arch} {digest(*kernels, *steps, *rest)}"
 
 

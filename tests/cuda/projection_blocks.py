@@ -4,8 +4,8 @@ from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels._native import Chip, ProjectionSize, Tile, TiledReals, WeightStationary
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer
-from quant_gru.kernels.cuda.forward import planned_launches
-from quant_gru.kernels.cuda.forward.layer import Cell
+from quant_gru.kernels.cuda import planned_launches
+from quant_gru.kernels.cuda.plan.cell import Cell
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -57,7 +57,7 @@ def keep_few_weights(monkeypatch, block):
 def size_of(numbers, shape, T, N):
     """The projection of T steps of N rows for a recurrence of a shape."""
     x = pack_quantizer(numbers.x)
-    return ProjectionSize(T, N, numbers.C, numbers.W_bits, x, shape)
+    return ProjectionSize(T, N, numbers.C, numbers.bits[0], x, shape)
 
 
 def overlap_of(machine, numbers, shape, T, N):
@@ -90,8 +90,8 @@ class Projection:
     """
 
     def __init__(self, plan, shape, T, N, blocks, overlap=None):
-        self._keep = []
-        cell, chip = Cell(plan).native(self._keep), Chip("sm_80", {1: 2})
+        self._keep, self._cell = [], Cell(plan)
+        cell, chip = self._cell.native(self._keep), Chip("sm_80", {1: 2})
         self._made = _native.projection_of(cell, chip, T, N, shape, blocks, overlap)
         source, function, macros, grid, *_ = self._made
         self.kernel, self.grid = Kernel.of(source, function, macros), planner.grid_of(grid)
@@ -106,4 +106,5 @@ class Projection:
             step, following, flag = (at // 8 for at in self._made[6])
             arguments[step], arguments[following] = x.stride()[:2]
             arguments[flag] = fours
+        self._cell.fill(host)
         host.launch(self.kernel, self.grid, arguments)

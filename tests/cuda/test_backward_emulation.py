@@ -356,7 +356,7 @@ def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
 
     def size(tape):
         one = inputs.Call(tape, None, None)
-        return launch_plan.Schedule([one], ALL, precision, host).memory.size
+        return launch_plan.Schedule([one], ALL, precision, host).size
 
     # weights do not grow with the steps
     per_step = (size(tape) - size(next(time_chunks.pieces(tape, None, 1))[0])) / 11

@@ -128,7 +128,7 @@ def variants(arch):
         "requantize_layers",
     ):
         yield f"boundary/{name}", PLAIN
-    for name in ("row_scales", "correct_bias", "requantize"):
+    for name in ("row_scales", "correct_bias", "requantize", "derive"):
         yield f"weights/{name}", PLAIN
     yield "boundary/random_events", {}
     yield "weights/contents", {}

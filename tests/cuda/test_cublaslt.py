@@ -13,8 +13,9 @@ from quant_gru.kernel_runtime.cuda import cublaslt, driver
 from quant_gru.kernel_runtime.cuda.cublaslt import Product
 from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernel_runtime.errors import KernelError
-from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, Matrix, multiply
+from quant_gru.kernels.cuda.backward.steps import add_steps, matrix_in
 from quant_gru.kernels.cuda.machine import machine_of
+from quant_gru.kernels.cuda.planned_launches import Steps
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stub_cublas import FAILED, Cublas
@@ -139,35 +140,39 @@ def test_a_gpus_products_also_in_graphs(m, n, k, transposed):
     assert torch.equal(result, first)
 
 
-def test_last_products_share_a_workspace(cublas, device):
-    memory = Memory()
-    kind = torch.bfloat16
-    dWx, weights, codes = (
-        Matrix(memory.take(2 * rows * columns), rows, columns, kind)
-        for rows, columns in ((8, 6), (6, 5), (8, 5))
-    )
-    factors = {"x": Factors(dWx, weights, False), "W": Factors(dWx, codes, True)}
-    end = memory.size
-    targets = {name: Memory() for name in factors}
-    made = LastProducts(device, [(factors[name], to, 0) for name, to in targets.items()])
-    assert made.workspace == 512
-    launch = made.launch(memory, memory.take(made.workspace))
-    space = torch.zeros(memory.size, dtype=torch.int8)
-    memory.move(space.data_ptr())
-    for each in (dWx, weights, codes):
-        each.of(space).copy_(torch.randn(each.rows, each.columns))
-    results = {"x": torch.empty(8, 5), "W": torch.empty(6, 5)}
-    for name, to in targets.items():
-        to.move(results[name].data_ptr())
-    launch.start(7)
-    assert {each[3:] for each in cublas.started} == {(space.data_ptr() + end, 7)}
-    for name, found in results.items():
-        assert torch.equal(found, multiply(*factors[name].of(space)))
+def matrices(space, *sizes, element=3):
+    """Matrices in a memory of a call, 512 bytes each, with random numbers."""
+    found = [(512 * i, *size, element) for i, size in enumerate(sizes)]
+    for each in found:
+        matrix = matrix_in(space, each)
+        matrix.copy_(torch.randn(matrix.shape))
+    return found
 
 
-def test_torch_makes_products_of_other_kinds(device):
-    memory, rows = Memory(), 8
-    for kind, columns in ((torch.float32, 6), (torch.bfloat16, 0)):
-        left, right = (Matrix(memory.take(512), rows, n, kind) for n in (3, columns))
-        made = LastProducts(device, [(Factors(left, right, True), Memory(), 0)])
-        assert made.workspace is None
+@pytest.mark.parametrize("element", [3, 2, 4])
+def test_last_products_are_launches_that_share_a_workspace(cublas, device, element):
+    """Torch makes those of other kinds."""
+    space = torch.zeros(4096, dtype=torch.int8)
+    dWx, weights, codes = matrices(space, (8, 6), (6, 5), (8, 5), element=element)
+    steps, made = Steps(device, 3), [torch.empty(8, 5), torch.empty(6, 5)]
+    products = [((dWx, weights, False), (1, 0)), ((dWx, codes, True), (2, 0))]
+    size = add_steps(steps, [(None, (), products)], 1536, 0, 1)
+    bases = [each.data_ptr() for each in (space, *made)]
+    steps.native(None).start(7, bases, space, made)
+    launched = element == 3
+    assert size == 1536 + 512 * launched
+    assert {each[3:] for each in cublas.started} == ({(bases[0] + 1536, 7)} if launched else set())
+    left, *right = (matrix_in(space, each).double() for each in (dWx, weights, codes))
+    for found, expected in zip(made, (left @ right[0], left.t() @ right[1]), strict=True):
+        torch.testing.assert_close(found, expected.float())
+
+
+def test_torch_makes_products_without_terms(cublas, device):
+    space = torch.zeros(4096, dtype=torch.int8)
+    left, right = matrices(space, (0, 3), (0, 5))
+    steps, made = Steps(device, 2), [torch.empty(3, 5)]
+    size = add_steps(steps, [(None, (), [((left, right, True), (1, 0))])], 1024, 0, 1)
+    steps.native(None).start(7, [space.data_ptr(), made[0].data_ptr()], space, made)
+    assert size == 1024
+    assert not cublas.started
+    assert not made[0].any()

@@ -16,7 +16,8 @@ from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.execution.prepared_call import prepare
 from quant_gru.integer.call_form import FLOATS
 from quant_gru.kernels._native import Warpgroups
-from quant_gru.kernels.cuda.plan.tensors import Numbers, numbers_of
+from quant_gru.kernels.cuda.plan import tensors
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.projection import select
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -294,11 +295,11 @@ def test_threads_and_streams():
 @pytest.mark.parametrize("layers", [1, 2])
 def test_numbers_are_there_on_other_streams(monkeypatch, layers):
     """The first call makes them, late; no other one waits for the device, or reads them before."""
-    pack = Numbers._pack
+    write = tensors._write
 
-    def late(numbers, *size):
+    def late(*given):
         torch.cuda._sleep(1 << 29)
-        return pack(numbers, *size)
+        write(*given)
 
     for T, N in ((7, 5), (9, 300)):
         _, other = pair(16, 64, num_layers=layers)
@@ -309,7 +310,7 @@ def test_numbers_are_there_on_other_streams(monkeypatch, layers):
         torch.cuda.synchronize()
         streams, results = [torch.cuda.Stream() for _ in range(3)], []
         with monkeypatch.context() as patch:
-            patch.setattr(Numbers, "_pack", late)
+            patch.setattr(tensors, "_write", late)
             for stream in (*streams, *streams):
                 with torch.no_grad(), torch.cuda.stream(stream):
                     results.append(gpu(given))

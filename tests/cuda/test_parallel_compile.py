@@ -1,6 +1,5 @@
 """Kernels compiled ahead: at once, one time each; errors come where the code is asked for."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.parallel_compile import ParallelCompiler
 from quant_gru.kernel_runtime.cuda.sources import RUNTIME
 from quant_gru.kernel_runtime.errors import KernelError
-from quant_gru.kernels.cuda.forward import planned_launches
+from quant_gru.kernels.cuda import planned_launches
 from quant_gru.kernels.cuda.forward.stack import stack_of
 
 A, B, C = (Kernel.of(name, name, {"N": i}) for i, name in enumerate("abc"))
@@ -133,20 +132,17 @@ def test_a_device_begins_with_what_is_prepared_and_loads_at_a_join(monkeypatch):
 
 
 class Started:
-    """A launch, as `driver.Prepared` starts it by its addresses; it counts."""
+    """A launch, as `driver.Prepared` adds it; it counts."""
 
     def __init__(self, host) -> None:
-        self.count, self._stream = 0, ctypes.c_uint64()
-        place = len(host.functions) + 1
-        host.functions[place] = self._start
-        self.addresses = (1, ctypes.addressof(self._stream), place, 1)
+        self.count, self._place = 0, len(host.functions) + 1
+        host.functions[self._place] = self._start
 
     def _start(self):
         self.count += 1
 
-    @property
-    def stream(self):
-        return self._stream.value
+    def add_to(self, launches):
+        launches.add(self._place, Grid((1, 1), 1), 0)
 
 
 def test_launches_are_loaded_once_when_they_are_first_started(tmp_path):
@@ -170,7 +166,6 @@ def test_launches_are_loaded_once_when_they_are_first_started(tmp_path):
         prepared.start(7)
     assert len(loads) == 2
     assert [each.count for each in launches] == [2, 2]
-    assert [each.stream for each in launches] == [7, 7]
     both = device.join([prepared, prepared])
     both.start(8)
     assert len(loads) == 2
@@ -183,6 +178,9 @@ class Watched(Host):
     def __init__(self, folder) -> None:
         super().__init__(folder)
         self.asked: list[tuple[str, Kernel]] = []
+
+    def launch(self, kernel, grid, arguments):
+        self.asked.append(("launched", kernel))
 
     def expect(self, kernel):
         self.asked.append(("expected", kernel))

@@ -27,6 +27,7 @@ from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import launch_plan, prepared
 from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
+from quant_gru.kernels.cuda.planned_launches import Steps
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -188,7 +189,6 @@ def test_layers_and_directions(host, on_gpu, request, options, products):
     back = kinds[0].prepared(host)
     for forward in kinds:
         assert forward.check(back) is not None
-        assert (back._latest.native is None) == (products != "launched")
 
 
 @pytest.mark.parametrize(("config", "precision"), [("w8a16", "bf16"), ("int8", "tf32")])
@@ -279,9 +279,9 @@ def test_one_size_keeps_its_memory(host, on_gpu, cublas):
     for forward in forwards:
         forward.check(back)
     first, second = back._kinds.values()
-    assert back._latest is second
-    assert not first.native.forget()
-    assert second.native.forget()
+    assert back._latest[0] is second
+    assert not first.forget()
+    assert second.forget()
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
@@ -306,18 +306,17 @@ def test_tensors_of_the_first_call_are_not_kept(host, on_gpu, is_prepared):
 def test_native_places_are_checked(host):
     from quant_gru.kernels import _native
 
-    launches = host.join([])
+    steps = Steps(host, 12).native(None)
     with pytest.raises(IndexError, match="follow a tensor of the call"):
         _native.GPUBackward(
-            launches.native,
+            steps,
             (-1, 256, 0, 1, False, False, 1, 1),
-            [11],
             [((), (), 0)] * 4,
             [None, None],
             (torch.Tensor, lambda: -1, (lambda: 0, lambda: 0), lambda: False),
-            host.raise_for,
-            launches,
         )
+    with pytest.raises(ValueError, match="an address for each tensor"):
+        steps.start(0, [0] * 11)
 
 
 @pytest.mark.parametrize("rule", ["half_up", "floor"])

@@ -18,7 +18,7 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm
 from quant_gru.kernels import _native, dispatch
 from quant_gru.kernels.cuda.forward import launch_plan, stack
-from quant_gru.kernels.cuda.forward.planned_launches import SPACE
+from quant_gru.kernels.cuda.planned_launches import SPACE
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -191,8 +191,6 @@ def test_products_are_among_the_launches(cublas, monkeypatch, config):
     x[2, 1, 0] = nan
     check(gru, x)
     check(gru, x, torch.randn(1, 8, H) * 0.5, first=False)
-    # others multiply bytes in between
-    assert (back_of(gru)._latest.native is None) == (config == "w8a16")
     cublas.started.clear()
     gru.weight_ih_l0.requires_grad_(False)
     check(gru, x, last=False)
@@ -208,19 +206,19 @@ def test_native_backwards_keep_little_memory(cublas, monkeypatch):
     results(gru, x)
     results(gru, x)
     back = back_of(gru)
-    latest = back._latest
-    assert latest.native.forget()
-    assert not latest.native.forget()
+    latest = back._latest[0]
+    assert latest.forget()
+    assert not latest.forget()
     results(gru, x)
     # that of another size goes when this one is repeated
     results(gru, x[:5])
-    assert back._latest is not latest
-    assert not latest.native.forget()
-    assert back._latest.native.forget()
+    assert back._latest[0] is not latest
+    assert not latest.forget()
+    assert back._latest[0].forget()
     monkeypatch.setattr(prepared, "_KEPT_BYTES", 0)
     results(gru, x[:4])
     results(gru, x[:4])
-    assert not back._latest.native.forget()
+    assert not back._latest[0].forget()
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -230,7 +228,7 @@ def test_what_a_backward_gets_may_lie_in_other_ways(cublas, first):
     x = torch.randn(8, 6, C)
     check(gru, x)
     step = step_of(gru)
-    repeated = back_of(gru)._latest
+    repeated = back_of(gru)._latest[0]
 
     def gradients(hooked, expanded):
         leaf = x.clone().requires_grad_()
@@ -440,13 +438,9 @@ def test_little_memory_is_kept(monkeypatch):
     results(gru, x)
     results(gru, x)
     back = back_of(gru)
-    space = back._latest._space
-    assert space is not None
-    results(gru, x)
-    assert back._latest._space is space
     results(gru, x[:5])
-    assert sum(each._space is not None for each in back._kinds.values()) == 1
+    assert sum(each.forget() for each in back._kinds.values()) == 1
     monkeypatch.setattr(prepared, "_KEPT_BYTES", 0)
-    back._latest.forget_space()
-    results(gru, x[:5])
-    assert back._latest._space is None
+    for _ in range(2):
+        results(gru, x[:4])
+    assert not any(each.forget() for each in back._kinds.values())

@@ -10,11 +10,13 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 from quant_gru.kernels._native import Epilogue, WeightStationary, choose_tile
+from quant_gru.kernels.cuda.plan.structure import byte_offset
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from derived import exact_of
 from host_machine import COMPILER
 from projection_blocks import (
     LARGE_TILE,
@@ -69,7 +71,7 @@ def in_one(plan, x, shape, tile, host):
     """What the kernel writes, into memory that ends where the result does."""
     T, N, C = x.shape
     numbers, guard = numbers_of(plan), 4096
-    v = x.to(torch.int64) - numbers.x_offset
+    v = x.to(torch.int64) - byte_offset(plan.x)
     planes = [v] if numbers.x_planes == 1 else [v >> 8, (v & 255) - 128]
     rows = torch.zeros((len(planes), T, N, -(-C // 16) * 16), dtype=torch.int8)
     rows[..., :C] = torch.stack(planes).to(torch.int8)
@@ -123,7 +125,7 @@ def test_codes(host, config, tile, sizes, scale):
     numbers = numbers_of(plan)
     assert size_of(numbers, planner.make_shape(1, 1, 1, 1, 1), 1, 1).projects_bytes
     if numbers.x_planes == 1:
-        assert numbers.exact_float[0].tolist() == [scale == 1] * 2
+        assert exact_of(plan, host)[0] == [scale == 1] * 2
     shape = planner.make_shape(H, 1, 1, 1, NB)
     expected = by_unit(plan, x, shape, host)
     there = expected[:, -1] != -1  # the last word has room left

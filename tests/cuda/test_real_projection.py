@@ -23,6 +23,7 @@ from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
+from derived import exact_of
 from host_machine import COMPILER
 from projection_blocks import (
     MOST_SHARED,
@@ -213,7 +214,7 @@ def test_ends_of_two_planes(host, kernel, name):
     values[1] = torch.randint(x.lo, x.hi + 1, (N, C), generator=generator)
     numbers = numbers_of(plan)
     assert epilogue_of(numbers) == Epilogue(2, codes, powers, C > 512)
-    assert numbers.exact_float[0].tolist() == exact
+    assert exact_of(plan, host)[0] == exact
     largest = part.W[:8].abs().sum(dim=1, dtype=torch.int64).max() * 32000
     assert (largest > 1 << 31) == (C > 512)
     shape = planner.make_shape(H, 1, 1, 1, 4 if name == "even" else 8)
@@ -343,7 +344,7 @@ def ends_of_one_plane(host, columns, config, zero, M, k, most):
     flags = torch.zeros((N, -(-T // 4) * 4), dtype=torch.uint8)
     Projection(plan, shape, T, N, block).run(host, real, got, flags, fours=True)
     assert torch.equal(got[there], expected[there]), (zero, M, k, most)
-    return numbers.exact_float[0].tolist(), expected[there]
+    return exact_of(plan, host)[0], expected[there]
 
 
 def with_scale(plan, scale):

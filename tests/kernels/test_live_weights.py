@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cuda"))
+import derived
 from host_machine import COMPILER, Host, folder_of
 from live_cases import REACH, live_and_fresh, random_qparams, random_weights, same_part
 from random_plans import random_mean
@@ -25,7 +25,8 @@ from quant_gru.integer.qparams import make_qparams
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
-from quant_gru.kernels.cuda.plan.tensors import DERIVED, numbers_of
+from quant_gru.kernels.cuda.machine import machine_of
+from quant_gru.kernels.cuda.plan.structure import form_of
 from quant_gru.kernels.live_weights import LiveWeights, live_of, settled, tensors_of
 from sweeps import first_of
 
@@ -192,20 +193,15 @@ def test_what_is_dropped():
 # --- CUDA kernels
 
 
-def check_derived(live, plan, fresh, sizes):
-    ours, theirs = numbers_of(plan), numbers_of(fresh)
-    names = [name for name in DERIVED if name != "_columns"] if plan.h.bits <= 16 else []
-    for name in names:
-        pairs = zip(
-            tree_leaves(getattr(ours, name)), tree_leaves(getattr(theirs, name)), strict=True
-        )
-        assert all(torch.equal(a, b) for a, b in pairs), name
-    for size in sizes if names else ():
-        pairs = zip(ours.fragments(*size), theirs.fragments(*size), strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs), size
+def check_derived(plan, fresh, sizes, machine):
+    found, expected = derived.ours(plan, machine, sizes), derived.expected(fresh, sizes)
+    assert found.keys() == expected.keys()
+    for name, each in expected.items():
+        assert torch.equal(found[name], each), name
 
 
 def check_on_gpu(seeds, machine=None, device="cpu", **options):
+    reader = machine or machine_of(torch.device(device))
     for seed in seeds:
         qparams, updates = steps(seed, device=device, **options)
         live, plan, fresh = live_and_fresh(qparams, updates[0][0], machine)
@@ -217,7 +213,7 @@ def check_on_gpu(seeds, machine=None, device="cpu", **options):
             wrong = same_part(live.part, wanted.weights)
             assert not wrong, f"seed {seed}, update {i}: {wrong}"
             # one more at each update: those of before are rewritten
-            check_derived(live, plan, wanted, sizes[: 2 + 2 * i])
+            check_derived(plan, wanted, sizes[: 2 + 2 * i], reader)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -231,14 +227,14 @@ def test_whether_int32_holds_sums_of_16_bits_follows_the_weights(tmp_path_factor
     quantizers = {name: Quantizer(16, True, most * 2.0**-15) for name, most in reach.items()}
     qparams = make_qparams(QuantConfig.w8a16(), quantizers)
     weights = [torch.randn(48, 5), torch.randn(48, 16), torch.randn(48), torch.randn(48)]
-    live, plan, fresh = live_and_fresh(qparams, weights, Host(folder_of(tmp_path_factory)))
-    assert numbers_of(plan).form.in_int32
+    host = Host(folder_of(tmp_path_factory))
+    live, plan, fresh = live_and_fresh(qparams, weights, host)
+    assert form_of(plan).in_int32
     for size in (1, 1e-7, 1):
         now = [weights[0] * size, weights[1] * size, *weights[2:]]
         live.update(*now, None, 0.0)
-        check_derived(live, plan, fresh(now), [(64, 16)])
-        for exact in numbers_of(plan).exact_float:
-            assert exact.tolist() == [size == 1] * 2
+        check_derived(plan, fresh(now), [(64, 16)], host)
+        assert derived.exact_of(plan, host) == [[size == 1] * 2] * 2
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -251,13 +247,13 @@ def test_whether_float_holds_what_becomes_bytes_follows_the_weights(
     quantizers["matmul.Wx"] = Quantizer(8, True, 8.0, zero_point)
     qparams = make_qparams(QuantConfig.int8(), quantizers)
     weights = [torch.randn(48, 5), torch.randn(48, 16), torch.zeros(48), torch.zeros(48)]
-    live, plan, fresh = live_and_fresh(qparams, weights, Host(folder_of(tmp_path_factory)))
+    host = Host(folder_of(tmp_path_factory))
+    live, plan, fresh = live_and_fresh(qparams, weights, host)
     for size in (1, 2.0**-12, 1):
         now = [weights[0] * size, *weights[1:]]
         live.update(*now, None, 0.0)
-        check_derived(live, plan, fresh(now), [(64, 16)])
-        exact = numbers_of(plan).exact_float[0]
-        assert exact.tolist() == [1, 1 if size == 1 else held]
+        check_derived(plan, fresh(now), [(64, 16)], host)
+        assert derived.exact_of(plan, host)[0] == [1, 1 if size == 1 else held]
 
 
 @GPU

@@ -6,7 +6,7 @@ cpu/executor.py and cpu/plan_packing.py describe the numbers of layers.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, overload
 
 from torch import Tensor, dtype
 
@@ -106,13 +106,11 @@ class WeightGuard:
     # looks set `found` to `mark` if a part of the weights changed; see bindings/content_watch.hpp
     def watch(
         self,
-        looks: Launches,
+        looks: Steps,
         found: int,
         mark: int,
         parts: int,
         stream: Callable[[], int],
-        fail: Callable[[int], None],
-        keep: object,
         /,
     ) -> None: ...
     def look(self) -> None: ...
@@ -299,21 +297,35 @@ class LiveUpdate:
 # addresses of both strides and of an int32 flag, or 0
 CallInput = tuple[int, int, int]
 
+class Steps:
+    """Launches, and functions between them, that start in order; see bindings/cuda_steps.hpp.
+
+    `fields` follow the addresses that a start gets, `fail` raises the error of a status, and `keep`
+    owns the memory of the arguments.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Launches | Callable[..., None]],
+        fields: Sequence[Fields],
+        fail: Callable[[int], None],
+        keep: Any,
+        /,
+    ) -> None: ...
+    # arguments: of the functions
+    def start(self, stream: int, bases: Sequence[int], /, *arguments: Any) -> None: ...
+
 class Call:
     """Calls of one size on a GPU: their tensors, arguments and launches."""
 
-    # steps: launches, and functions that multiply matrices in the workspace that they get.
-    # fields: those that point to x, h0, lengths, y, last states, NaN, codes, workspace, and both
+    # steps: their fields follow x, h0, lengths, y, last states, NaN, codes, workspace, and both
     # orders of packed rows.
     # features: of x. space: bytes of the workspace.
     # makers: functions that create y, y with rows first or for packed rows, the
     # last states, the workspace and, if saved, NaN and codes.
-    # fail: raises the error of a status.
-    # keep: the owner of the arguments.
     def __init__(
         self,
-        steps: Sequence[Launches | Callable[[Tensor], None]],
-        fields: Sequence[Fields],
+        steps: Steps,
         inputs: Sequence[CallInput],
         features: int,
         space: int,
@@ -321,8 +333,6 @@ class Call:
         tensor: type[Tensor],
         device: int,
         stream: Streams,
-        fail: Callable[[int], None],
-        keep: Any,
         /,
     ) -> None: ...
     # returns y, last states and, if saved, NaN and codes; NotImplemented if x or h0 needs another
@@ -346,14 +356,11 @@ class GPUBackward:
 
     def __init__(
         self,
-        launches: Launches,
+        steps: Steps,
         sizes: tuple[int, int, int, int, bool, bool, int, int],
-        followed: Sequence[int],
         layouts: Sequence[Layout],
         makers: Sequence[Callable[..., Tensor] | None],
         torch: tuple[type[Tensor], Callable[[], int], Streams, Callable[[], bool]],
-        fail: Callable[[int], None],
-        keep: object,
         /,
     ) -> None: ...
     def run(
@@ -643,17 +650,45 @@ def select_projection(
     /,
 ) -> Selection: ...
 
-# gate arithmetic, form, (C, H), bits of (W, R), addresses of the tables of z, r and g, shift and
-# multiplier for each direction below, and `cuda/forward/layer.Arrays`
-CellNumbers = tuple[
-    GateNumbers,
-    Form,
-    tuple[int, int],
-    tuple[int, int],
-    Sequence[tuple[int, ...]],
-    Sequence[tuple[int, int]],
-    object,
-]
+class CellArrays:
+    """The arrays that kernels derive from the codes of a cell; see cuda/host/derived_arrays.hpp.
+
+    Methods return addresses. `stored` are the addresses of codes, bias, M and k of W and R, and the
+    container of the codes; `allocate` returns the address of so many bytes of zeros.
+    """
+
+    count: int
+    @overload
+    def __init__(
+        self,
+        gates: GateNumbers,
+        form: Form,
+        sizes: tuple[int, int],
+        bits: tuple[int, int],
+        tables: Sequence[tuple[int, ...]],
+        stored: Sequence[tuple[int, ...]],
+        allocate: Callable[[int], int],
+        /,
+    ) -> None: ...
+    @overload
+    def __init__(self, other: CellArrays, allocate: Callable[[int], int], /) -> None: ...
+    def multipliers(self, which: int, /) -> int: ...
+    def exact(self, which: int, /) -> int: ...
+    def gemm(self, which: int, /) -> tuple[int, int]: ...
+    def byte_weights(self) -> tuple[int, int]: ...
+    def tiles(self) -> int: ...
+    def transposed(self, which: int, /) -> int: ...
+    def fragments(self, features: int, units: int, /) -> tuple[int, int, int]: ...
+    # the arguments of the launches that write the arrays asked for since the last call
+    def take_new(self) -> Sequence[bytes]: ...
+    # the same of all arrays
+    def arguments(self) -> Sequence[bytes]: ...
+    # lets an update write them, whose arguments are at this address; whether it then writes all
+    def add_to(self, update: int, /) -> bool: ...
+
+# arrays, shift and multiplier for each direction below, and the address of whether weights are
+# finite
+CellNumbers = tuple[CellArrays, Sequence[tuple[int, int]], int]
 # a memory of the call, in the order of the fields of Call, and bytes from its start
 MemoryPlace = tuple[int, int]
 # cell, 0 for W or 1 for R, rows, padded features, columns, and where rows and result are
@@ -701,6 +736,36 @@ def code_launches_of(
     /,
 ) -> tuple[Sequence[PlannedLaunch], int]: ...
 
+# conversions in training, see cuda/host/boundary.hpp; all but sizes, rules and multipliers are
+# addresses, 0 for what is absent
+def quantize_launch(
+    quantizer: Quantizer, rule: int, rows: int, features: int, real: int, codes: int, nan: int, /
+) -> PlannedLaunch: ...
+def dequantize_launch(
+    quantizer: Quantizer, rows: int, features: int, codes: int, nan: int, values: int, /
+) -> PlannedLaunch: ...
+def mask_launch(
+    quantizer: Quantizer,
+    rule: int,
+    strides: tuple[int, int],
+    shape: tuple[int, int, int],
+    real: int,
+    grad: int,
+    /,
+) -> PlannedLaunch: ...
+def requantize_launch(
+    directions: Sequence[Between],
+    codes: Sequence[int],
+    rows: int,
+    H: int,
+    to: int,
+    grad: int,
+    /,
+) -> PlannedLaunch: ...
+def events_launch(
+    seed: int, events: int, shape: tuple[int, int, int], chance: int, stream: int, /
+) -> PlannedLaunch: ...
+
 # for tests: the launch of one projection, by blocks or, if a bool says whether from real values, by
 # a warp for each unit; it reads x and writes y, NaN flags, and counts at the workspace
 def projection_of(
@@ -731,11 +796,17 @@ class BackwardPolicy:
     derivatives: tuple[int, int] | None
     def __init__(self) -> None: ...
 
+# a launch or, in its place: left, right and result of a product, or a matrix of words that become
+# -1; or products with the tensors and offsets of their results
+BackwardStep = tuple[
+    PlannedLaunch | None, Sequence[NativeMatrix], Sequence[tuple[LastProduct, tuple[int, int]]]
+]
+
 # wanted: gradients of x, W, R, bw and br. precision: parts of a gradient, whether weights are
-# exact, whether derivatives are in half precision, and the operand of products. Returns steps, for
-# each direction the last products of x, W and R and the gradients of its states, and bytes of the
-# workspace. A step is a launch or, in its place, left, right and result of a product, or a matrix
-# of words that become -1. Fields of slots follow those of `launches_of`, direction by direction.
+# exact, whether derivatives are in half precision, and the operand of products. Returns steps, the
+# gradients of the states of each direction, and bytes of the workspace. Tensors are the memories of
+# `launches_of`, one for addresses, the slots of each direction (see cuda/host/layer_backward.hpp),
+# then the gradients of x, W and R of each direction.
 def layer_backward_of(
     directions: Sequence[BackwardDirection],
     T: int,
@@ -745,13 +816,7 @@ def layer_backward_of(
     clusters: Mapping[int, int],
     policy: BackwardPolicy,
     /,
-) -> tuple[
-    Sequence[tuple[PlannedLaunch | None, Sequence[NativeMatrix]]],
-    Sequence[
-        tuple[tuple[LastProduct | None, LastProduct | None, LastProduct | None], NativeMatrix]
-    ],
-    int,
-]: ...
+) -> tuple[Sequence[BackwardStep], Sequence[NativeMatrix], int]: ...
 
 # addresses of arrays, containers of W and R, and addresses of their numbers from W to kh
 BackwardCell = tuple[CellNumbers, tuple[int, int], tuple[int, ...]]
@@ -763,9 +828,7 @@ BackwardForm = tuple[
 ]
 
 # zero: address of a float32 zero. precision: as for `layer_backward_of`. Returns steps, and bytes
-# of the workspace. A step is a launch, matrices as in `layer_backward_of`, or products with the
-# tensors and offsets of their results. Fields of launches follow tensors, see `GRUTensor` in
-# cuda/host/gru_backward.hpp.
+# of the workspace. For their tensors see `GRUTensor` in cuda/host/gru_backward.hpp.
 def gru_backward_of(
     cells: Sequence[BackwardCell],
     directions: int,
@@ -775,16 +838,7 @@ def gru_backward_of(
     clusters: Mapping[int, int],
     policy: BackwardPolicy,
     /,
-) -> tuple[
-    Sequence[
-        tuple[
-            PlannedLaunch | None,
-            Sequence[NativeMatrix],
-            Sequence[tuple[LastProduct, tuple[int, int]]],
-        ]
-    ],
-    int,
-]: ...
+) -> tuple[Sequence[BackwardStep], int]: ...
 
 # for tests: the shapes of a backward's launches, see cuda/host/plans/backward_shapes.hpp
 class BackShape:

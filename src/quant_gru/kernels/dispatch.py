@@ -32,6 +32,7 @@ from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor as cuda
 from quant_gru.kernels.cuda.forward import stack as cuda_stack
+from quant_gru.kernels.cuda.plan.structure import takes
 from quant_gru.kernels.cuda.weights.contents import Contents
 
 Stack: TypeAlias = cpu.Stack | cuda_stack.Stack
@@ -414,15 +415,15 @@ class CUDA(Executor):
 
     def quantize(self, quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
         """See `Executor`."""
-        takes = boundary.takes(quantizer) and not quantizer.is_outside
-        if takes and x.dtype == torch.float32:
+        is_taken = takes(quantizer) and not quantizer.is_outside
+        if is_taken and x.dtype == torch.float32:
             return boundary.quantize(quantizer, x)
         return super().quantize(quantizer, x)
 
     def masked(self, quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
         """See `Executor`."""
-        takes = boundary.takes(quantizer) and not quantizer.is_outside
-        if not takes or x.dtype != torch.float32 or not _is_plain(grad):
+        is_taken = takes(quantizer) and not quantizer.is_outside
+        if not is_taken or x.dtype != torch.float32 or not _is_plain(grad):
             return super().masked(quantizer, x, grad)
         boundary.mask(quantizer, x, grad)
         return grad
@@ -435,7 +436,7 @@ class CUDA(Executor):
         codes: Sequence[Tensor],
     ) -> Tensor:
         """See `Executor`."""
-        if boundary.requantizes(below, above):
+        if takes(*below, above):
             return boundary.requantize(sums, below, above, codes)
         return super().requantize(sums, below, above, codes)
 
@@ -448,14 +449,14 @@ class CUDA(Executor):
         grad: Tensor,
     ) -> Tensor:
         """See `Executor`."""
-        if not _is_plain(grad) or not boundary.requantizes(below, above):
+        if not _is_plain(grad) or not takes(*below, above):
             return super().masked_requantized(sums, below, above, codes, grad)
         boundary.mask_requantized(sums, below, above, codes, grad)
         return grad
 
     def dequantize(self, quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
         """See `Executor`."""
-        if boundary.takes(quantizer):
+        if takes(quantizer):
             return boundary.dequantize(quantizer, codes, nan)
         return super().dequantize(quantizer, codes, nan)
 

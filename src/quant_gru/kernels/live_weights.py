@@ -264,7 +264,7 @@ class LiveWeights:
                 ours.copy_(theirs)
             numbers = kept_numbers(self.part)
             if numbers is not None:
-                numbers.refresh()
+                numbers.arrays.refresh()
         cpu.repack(self.part)
 
 

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from quant_gru.kernel_runtime import _native
 from quant_gru.kernel_runtime.cuda import compiler, cublaslt
-from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
-from quant_gru.kernel_runtime.cuda.cublaslt import Described, Product, ProductC
+from quant_gru.kernel_runtime.cuda.cublaslt import Described, Product
 from quant_gru.kernel_runtime.cuda.graph_capture import refuse_in_capture
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Multiplication
 from quant_gru.kernel_runtime.cuda.parallel_compile import ParallelCompiler
@@ -31,96 +30,37 @@ _PROBE = Kernel.of("probe", "probe", {})
 # Clusters are counted for blocks so large that each occupies a whole multiprocessor.
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
-_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-AttributeC = structure("AttributeC", id=ctypes.c_int, pad=ctypes.c_int, value=ctypes.c_uint32 * 16)
-ConfigC: Any = structure(
-    "ConfigC",
-    grid=ctypes.c_uint * 3,
-    block=ctypes.c_uint * 3,
-    shared_bytes=ctypes.c_uint,
-    stream=ctypes.c_void_p,
-    attributes=ctypes.c_void_p,
-    count=ctypes.c_uint,
-)
-
 
 def _late(grid: Grid) -> Grid:
     return grid._replace(early=False)
 
 
-class Loaded:
-    """A loaded kernel with its launch configuration.
+class Loaded(NamedTuple):
+    """A loaded kernel.
 
     Attributes:
         function: The driver's handle.
-        address: The handle as a number.
         shared_bytes: Maximum shared memory of a block.
-        lock: Must be held while `config` is in use.
-        config: Launch configuration; grid, block, shared memory and stream change per call.
     """
 
-    def __init__(self, function: Any, grid: Grid) -> None:
-        self.function = function
-        self.address = int(function)
-        self.shared_bytes = grid.shared_bytes
-        self.lock = threading.Lock()
-        config: Any = ConfigC()
-        config.grid[2] = config.block[1] = config.block[2] = 1
-        wanted = []
-        if grid.cluster > 1:
-            wanted.append((_CLUSTER_DIMENSION, [grid.cluster, 1, 1]))
-        if grid.together:
-            wanted.append((_COOPERATIVE, [1, 0, 0]))
-        if grid.early:
-            wanted.append((_EARLY, [1, 0, 0]))
-        if wanted:
-            self._attributes: Any = (AttributeC * len(wanted))()
-            for attribute, (kind, value) in zip(self._attributes, wanted, strict=True):
-                attribute.id, attribute.value[0:3] = kind, value
-            config.attributes, config.count = ctypes.addressof(self._attributes), len(wanted)
-        self.config = config
-
-    def configure(self, grid: Grid, stream: int) -> int:
-        """Set the fields that change per call. Return the address of the configuration."""
-        config = self.config
-        config.grid[0], config.grid[1] = grid.blocks
-        config.block[0] = grid.threads
-        config.shared_bytes = grid.shared_bytes
-        config.stream = stream
-        return ctypes.addressof(config)
+    function: Any
+    shared_bytes: int
 
 
-class _Launch:
-    """A launch with its own configuration.
+class _Launch(NamedTuple):
+    function: int
+    grid: Grid
+    arguments: ctypes.Structure | ctypes.Array[Any]
 
-    Attributes:
-        addresses: The arguments of `_native.Launches.add`.
-    """
-
-    def __init__(self, loaded: Loaded, grid: Grid, arguments: Any) -> None:
-        self._loaded = Loaded(loaded.function, grid)
-        config = self._loaded.configure(grid, 0)
-        self._arguments = arguments
-        self._pointers = ctypes.c_void_p(ctypes.addressof(arguments))
-        stream = config + ConfigC.stream.offset
-        parameters = ctypes.addressof(self._pointers)
-        self.addresses = (config, stream, self._loaded.address, parameters)
+    def add_to(self, launches: _native.Launches) -> None:
+        launches.add(self.function, self.grid, ctypes.addressof(self.arguments))
 
 
-class _Multiply:
-    """A GEMM of cuBLASLt.
+class _Multiply(NamedTuple):
+    described: Described
 
-    Attributes:
-        addresses: The arguments of `_native.Launches.add`.
-    """
-
-    def __init__(self, described: Described) -> None:
-        self._described = described
-        record = ctypes.addressof(described.record)
-        stream = record + ProductC.stream.offset
-        self.addresses = (0, stream, described.function, record)
+    def add_to(self, launches: _native.Launches) -> None:
+        launches.add_product(self.described.function, ctypes.addressof(self.described.record))
 
 
 class Prepared:
@@ -145,7 +85,7 @@ class Prepared:
         """The launches in native code; valid as long as this object is alive."""
         found = _native.Launches(self._device.native)
         for each in self.launches:
-            found.add(*each.addresses)
+            each.add_to(found)
         return found
 
     def start(self, stream: int) -> None:
@@ -213,13 +153,9 @@ class Device:
             sources.error: The kernel is not loaded yet and the stream is being captured, or the
                 driver returns an error.
         """
-        loaded = self._ready(kernel, grid)
-        pointers = ctypes.c_void_p(ctypes.addressof(arguments))
-        stream = self.stream()
-        with loaded.lock:
-            # The driver copies configuration and arguments before it returns.
-            config = loaded.configure(grid, stream)
-            status = self.native.launch(config, loaded.address, ctypes.addressof(pointers))
+        function, _ = self._ready(kernel, grid)
+        given = (int(function), _late(grid), ctypes.addressof(arguments))
+        status = self.native.launch(*given, self.stream())
         if status:
             self.raise_for(status)
 
@@ -230,8 +166,9 @@ class Device:
         self.expect(kernel)
 
         def load() -> list[_Launch]:
-            loaded = self._ready(kernel, grid)
-            return [_Launch(loaded, grid if self.has_clusters else _late(grid), arguments)]
+            function, _ = self._ready(kernel, grid)
+            known = grid if self.has_clusters else _late(grid)
+            return [_Launch(int(function), known, arguments)]
 
         return Prepared(self, load)
 
@@ -302,7 +239,7 @@ class Device:
                 settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
             for name, value in settings.items():
                 self._check(driver.cuFuncSetAttribute(function, name, value))
-            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, _late(grid))
+            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, grid.shared_bytes)
         return loaded
 
     def _count_clusters(self) -> dict[int, int]:

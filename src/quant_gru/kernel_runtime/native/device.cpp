@@ -17,39 +17,6 @@ constexpr int kPortableCluster = 8;
 // Clusters are counted for blocks so large that each occupies a whole multiprocessor.
 constexpr unsigned kProbeThreads = 256, kProbeBytes = 128 << 10;
 
-// The configuration of a launch; it must not be copied.
-struct Configured {
-    LaunchAttribute attributes[3]{};
-    LaunchConfig config{};
-
-    Configured(const Grid &grid, Stream stream) {
-        if (grid.cluster > 1) {
-            LaunchAttribute &each = attributes[config.count++];
-            each.id = kClusterDimension;
-            each.value[0] = grid.cluster;
-            each.value[1] = each.value[2] = 1;
-        }
-        if (grid.together) {
-            LaunchAttribute &each = attributes[config.count++];
-            each.id = kCooperative;
-            each.value[0] = 1;
-        }
-        if (grid.early) {
-            LaunchAttribute &each = attributes[config.count++];
-            each.id = kProgrammaticLaunch;
-            each.value[0] = 1;
-        }
-        config.grid[0] = grid.x;
-        config.grid[1] = grid.y;
-        config.block[0] = grid.threads;
-        config.grid[2] = config.block[1] = config.block[2] = 1;
-        config.shared_bytes = grid.shared_bytes;
-        config.stream = stream;
-        config.attributes = config.count ? attributes : nullptr;
-    }
-    Configured(const Configured &) = delete;
-};
-
 // What a module depends on. Functions of a source share its module.
 std::string name_of(const Kernel &kernel) {
     std::string name = kernel.source;

@@ -6,28 +6,11 @@
 #include <cstdint>
 #include <string>
 
-#include "kernel_runtime/native/launch.hpp"
+#include "kernel_runtime/native/launch_config.hpp"
 
 namespace kernel_runtime::cuda {
 
-using Stream = void *;  // CUstream; null is the legacy default stream
-
-struct LaunchAttribute {  // CUlaunchAttribute
-    int id, pad;
-    uint32_t value[16];
-};
-
-struct LaunchConfig {  // CUlaunchConfig
-    unsigned grid[3], block[3], shared_bytes;
-    Stream stream;
-    const LaunchAttribute *attributes;
-    unsigned count;
-};
-
 enum : int {
-    kClusterDimension = 4,      // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    kCooperative = 2,           // CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-    kProgrammaticLaunch = 6,    // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     kMaxDynamicShared = 8,      // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     kNonPortableCluster = 14,   // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
     kMultiprocessorCount = 16,  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT

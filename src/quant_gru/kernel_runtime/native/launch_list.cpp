@@ -3,11 +3,10 @@
 namespace kernel_runtime {
 namespace {
 
-int multiply(uintptr_t function, uintptr_t parameters) {
+int multiply(uintptr_t function, const Product &p) {
     using Multiply = int (*)(void *, void *, const void *, const void *, void *, const void *,
                              void *, const void *, const void *, void *, void *, void *,
                              const void *, void *, size_t, void *);
-    const Product &p = *reinterpret_cast<const Product *>(parameters);
     return -reinterpret_cast<Multiply>(function)(
         p.handle, p.operation, p.alpha, p.a, p.a_layout, p.b, p.b_layout, p.beta, p.c, p.c_layout,
         p.d, p.d_layout, p.algorithm, p.workspace, p.workspace_size, p.stream);
@@ -22,33 +21,29 @@ void Fields::move(uintptr_t base) {
         *field = base ? base + static_cast<uint64_t>(offset) : 0;
 }
 
-int Driver::launch(uintptr_t config, uintptr_t function, uintptr_t parameters) const {
-    return launch_(reinterpret_cast<void *>(config), reinterpret_cast<void *>(function),
-                   reinterpret_cast<void **>(parameters), nullptr);
-}
-
-int Launches::start_locked(uintptr_t stream) const {
-    return driver_.in_context([&] {
-        for (const One &each : all_) {
-            *each.stream = stream;
-            const int status = each.config
-                                   ? driver_.launch(each.config, each.function, each.parameters)
-                                   : multiply(each.function, each.parameters);
-            if (status) return status;
-        }
-        return 0;
-    });
+int Driver::launch(const cuda::LaunchConfig &config, uintptr_t function, uintptr_t argument) const {
+    void *parameters[] = {reinterpret_cast<void *>(argument)};
+    // The driver copies configuration and arguments before it returns.
+    return launch_(&config, reinterpret_cast<void *>(function), parameters, nullptr);
 }
 
 int Launches::start(uintptr_t stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return start_locked(stream);
-}
-
-int Launches::start_at(uintptr_t stream, const std::vector<uintptr_t> &bases) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (size_t i = 0; i < fields_.size() && i < bases.size(); ++i) fields_[i]->move(bases[i]);
-    return start_locked(stream);
+    return driver_.in_context([&] {
+        for (const One &each : all_) {
+            int status = 0;
+            if (each.configured) {
+                each.configured->config.stream = reinterpret_cast<cuda::Stream>(stream);
+                status = driver_.launch(each.configured->config, each.function, each.argument);
+            } else {
+                auto &product = *reinterpret_cast<Product *>(each.argument);
+                product.stream = reinterpret_cast<void *>(stream);
+                status = multiply(each.function, product);
+            }
+            if (status) return status;
+        }
+        return 0;
+    });
 }
 
 }  // namespace kernel_runtime

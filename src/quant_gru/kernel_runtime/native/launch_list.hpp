@@ -3,9 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include "kernel_runtime/native/launch_config.hpp"
 
 namespace kernel_runtime {
 
@@ -33,8 +36,9 @@ class Driver {
           get_current_(reinterpret_cast<GetCurrent>(get_current)),
           set_current_(reinterpret_cast<SetCurrent>(set_current)),
           context_(reinterpret_cast<void *>(context)) {}
-    // Returns the driver's status, 0 for success. The context must be current.
-    int launch(uintptr_t config, uintptr_t function, uintptr_t parameters) const;
+    // Starts a kernel that takes one struct. Returns the driver's status, 0 for success. The
+    // context must be current.
+    int launch(const cuda::LaunchConfig &config, uintptr_t function, uintptr_t argument) const;
     // Calls `action` with the context current, then restores the previous context, from which other
     // libraries derive the current device. Returns the first status that is not 0.
     template <class Action>
@@ -48,7 +52,8 @@ class Driver {
     }
 
  private:
-    using Launch = int (*)(void *config, void *function, void **parameters, void **extra);
+    using Launch = int (*)(const cuda::LaunchConfig *config, void *function, void **parameters,
+                           void **extra);
     using GetCurrent = int (*)(void **context);
     using SetCurrent = int (*)(void *context);
     Launch launch_;
@@ -76,30 +81,25 @@ struct Product {
 class Launches {
  public:
     explicit Launches(const Driver &driver) : driver_(driver) {}
-    // Adds a launch: addresses of a configuration, of its stream field, of a function, and of the
-    // array of pointers to its parameters. If `config` is 0, the function is cublasLtMatmul and
-    // `parameters` is the address of a Product.
-    void add(uintptr_t config, uintptr_t stream, uintptr_t function, uintptr_t parameters) {
-        all_.push_back({config, reinterpret_cast<uintptr_t *>(stream), function, parameters});
+    // Adds a launch of a kernel, and the address of the struct that it takes.
+    void add(uintptr_t function, const cuda::Grid &grid, uintptr_t argument) {
+        all_.push_back({function, argument, std::make_unique<cuda::Configured>(grid, nullptr)});
+    }
+    // Adds a product by the address of cublasLtMatmul.
+    void add_product(uintptr_t function, Product *product) {
+        all_.push_back({function, reinterpret_cast<uintptr_t>(product), nullptr});
     }
     // Starts all launches, up to the first that fails. Returns 0 or its status; the status of a
     // product is negated.
     int start(uintptr_t stream);
-    // Adds fields that `start_at` moves. They must outlive this object.
-    void follow(Fields *fields) { fields_.push_back(fields); }
-    // Moves all fields to `bases`, in the order of `follow`, then starts all launches.
-    int start_at(uintptr_t stream, const std::vector<uintptr_t> &bases);
 
  private:
     struct One {
-        uintptr_t config;
-        uintptr_t *stream;
-        uintptr_t function, parameters;
+        uintptr_t function, argument;
+        std::unique_ptr<cuda::Configured> configured;  // null for a product
     };
-    int start_locked(uintptr_t stream) const;
     const Driver &driver_;
     std::vector<One> all_;
-    std::vector<Fields *> fields_;
     std::mutex mutex_;
 };
 

@@ -1,11 +1,32 @@
 // The Python module: prepared launches and their arguments.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "kernel_runtime/native/launch_list.hpp"
 #include "kernel_runtime/native/tensor_launch.hpp"
 
 namespace nb = nanobind;
+
+namespace kernel_runtime {
+namespace {
+
+// The fields of Grid in Python: blocks in x and y, threads, cluster, shared bytes, together, early.
+using GridTuple =
+    std::tuple<std::pair<unsigned, unsigned>, unsigned, unsigned, unsigned, bool, bool>;
+
+cuda::Grid grid_of(const GridTuple &given) {
+    const auto &[blocks, threads, cluster, shared_bytes, together, early] = given;
+    return {blocks.first, blocks.second, threads, cluster, shared_bytes, early, together};
+}
+
+}  // namespace
+}  // namespace kernel_runtime
 
 NB_MODULE(_native, m) {
     using namespace kernel_runtime;
@@ -21,17 +42,23 @@ NB_MODULE(_native, m) {
         .def(nb::init<uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
         .def(
             "launch",
-            [](const Driver &driver, uintptr_t config, uintptr_t function, uintptr_t parameters) {
+            [](const Driver &driver, uintptr_t function, const GridTuple &grid, uintptr_t argument,
+               uintptr_t stream) {
+                const cuda::Configured configured(grid_of(grid),
+                                                  reinterpret_cast<cuda::Stream>(stream));
                 return driver.in_context(
-                    [&] { return driver.launch(config, function, parameters); });
+                    [&] { return driver.launch(configured.config, function, argument); });
             },
             Unlocked());
     nb::class_<Launches>(m, "Launches")
         .def(nb::init<const Driver &>(), nb::keep_alive<1, 2>())
-        .def("add", &Launches::add)
-        .def("start", &Launches::start, Unlocked())
-        .def("follow", &Launches::follow, nb::keep_alive<1, 2>())
-        .def("start_at", &Launches::start_at, Unlocked());
+        .def("add", [](Launches &launches, uintptr_t function, const GridTuple &grid,
+                       uintptr_t argument) { launches.add(function, grid_of(grid), argument); })
+        .def("add_product",
+             [](Launches &launches, uintptr_t function, uintptr_t product) {
+                 launches.add_product(function, reinterpret_cast<Product *>(product));
+             })
+        .def("start", &Launches::start, Unlocked());
     nb::class_<TensorLaunch>(m, "TensorLaunch")
         .def(
             "__init__",

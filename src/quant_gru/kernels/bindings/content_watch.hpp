@@ -4,10 +4,9 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <stdexcept>
 #include <utility>
 
-#include "kernel_runtime/native/launch_list.hpp"
+#include "bindings/cuda_steps.hpp"
 #include "kernel_runtime/native/tensor_view.hpp"
 
 namespace quant_gru {
@@ -16,18 +15,15 @@ namespace quant_gru {
 // flag in host memory, which later calls read.
 class ContentWatch {
  public:
-    // looks: set `found` to `mark` if the weights have changed. Their fields take the index of the
-    // part that a look compares, below `parts`. stream: returns the current stream. fail: raises
-    // the error of a status. keep: owns the launches and the memory that they read.
-    ContentWatch(kernel_runtime::Launches &looks, uintptr_t found, int32_t mark, uintptr_t parts,
-                 nanobind::object stream, nanobind::object fail, nanobind::object keep)
-        : looks_(looks),
+    // looks: Steps that set `found` to `mark` if the weights have changed. Their fields take the
+    // index of the part that a look compares, below `parts`. stream: returns the current stream.
+    ContentWatch(nanobind::object looks, uintptr_t found, int32_t mark, uintptr_t parts,
+                 nanobind::object stream)
+        : looks_(std::move(looks)),
           found_(reinterpret_cast<const volatile int32_t *>(found)),
           mark_(mark),
           parts_(parts),
-          stream_(std::move(stream)),
-          fail_(std::move(fail)),
-          keep_(std::move(keep)) {}
+          stream_(std::move(stream)) {}
 
     // Whether a look has found a change.
     bool found() const { return *found_ == mark_; }
@@ -39,15 +35,8 @@ class ContentWatch {
         const uintptr_t part = started_++ % parts_;
         const auto stream =
             static_cast<uintptr_t>(kernel_runtime::number(kernel_runtime::call(stream_)));
-        int status;
-        {
-            nanobind::gil_scoped_release release;
-            status = looks_.start_at(stream, {part});
-        }
-        if (status) {
-            fail_(status);
-            throw std::runtime_error("a launch failed");
-        }
+        nanobind::cast<Steps &>(looks_).start(stream, &part, nanobind::make_tuple(), nullptr,
+                                              [] {});
     }
 
  private:
@@ -55,11 +44,11 @@ class ContentWatch {
     // Later looks are rare: a launch takes 2 us of the host.
     static constexpr uint64_t kFirst = 8, kEvery = 16;
 
-    kernel_runtime::Launches &looks_;
+    nanobind::object looks_;
     const volatile int32_t *found_;
     int32_t mark_;
     uintptr_t parts_;
-    nanobind::object stream_, fail_, keep_;
+    nanobind::object stream_;
     uint64_t calls_ = 0, started_ = 0;
 };
 

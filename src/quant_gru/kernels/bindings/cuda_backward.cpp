@@ -7,19 +7,15 @@ namespace nb = nanobind;
 
 namespace quant_gru {
 
-GPUBackward::GPUBackward(Launches &launches, const Sizes &sizes, std::vector<size_t> followed,
-                         std::vector<Layout> layouts, const std::vector<nb::object> &makers,
-                         const nb::tuple &torch, nb::object fail, nb::object keep)
-    : launches_(launches),
+GPUBackward::GPUBackward(Steps &steps, const Sizes &sizes, std::vector<Layout> layouts,
+                         const std::vector<nb::object> &makers, const nb::tuple &torch)
+    : steps_(steps),
       sizes_(sizes),
-      followed_(std::move(followed)),
       tensors_(torch[0], sizes.device),
       layouts_(std::move(layouts)),
       current_device_(torch[1]),
       stream_(nb::cast<nb::tuple>(torch[2])),
       is_capturing_(torch[3]),
-      fail_(std::move(fail)),
-      keep_(std::move(keep)),
       workspace_(sizes.most) {
     for (const nb::object &each : makers) {
         if (each.is_none())
@@ -27,10 +23,8 @@ GPUBackward::GPUBackward(Launches &launches, const Sizes &sizes, std::vector<siz
         else
             makers_.emplace_back(Maker(each));
     }
-    const size_t tensors = outs + makers_.size() - 1 + static_cast<size_t>(sizes.cells);
-    for (const size_t each : followed_)
-        if (each >= tensors)
-            throw std::out_of_range("Expected fields to follow a tensor of the call");
+    if (steps.tensors() > outs + makers_.size() - 1 + static_cast<size_t>(sizes.cells))
+        throw std::out_of_range("Expected fields to follow a tensor of the call");
 }
 
 bool GPUBackward::lies(const nb::object &tensor, const Layout &layout, View &found) const {
@@ -105,19 +99,7 @@ nb::object GPUBackward::run(const Given &given) {
         if (makers_[i]) at[first + i - 1] = tensors_.address(made.ptr());
         found.append(made);
     }
-    std::vector<uintptr_t> bases;
-    bases.reserve(followed_.size());
-    for (const size_t each : followed_) bases.push_back(at[each]);
-    int status;
-    {
-        // A full launch queue may wait for a host function that needs the GIL.
-        nb::gil_scoped_release release;
-        status = launches_.start_at(stream, bases);
-    }
-    if (status) {
-        fail_(status);
-        throw std::runtime_error("a launch failed");
-    }
+    steps_.start(stream, at.data(), nb::make_tuple(workspace, found), nullptr, [] {});
     return found;
 }
 

@@ -1,5 +1,5 @@
-// A prepared backward of a whole GRU, without Python code. A call allocates the gradients, updates
-// the addresses in the arguments of its launches, and starts them.
+// A prepared backward of a whole GRU. A call allocates the gradients, updates the addresses in the
+// arguments of its launches, and starts its steps.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -32,16 +32,14 @@ class GPUBackward {
         int64_t T, N;
     };
 
-    // followed: the tensors that the fields of `launches` follow, in their order.
+    // steps: outlive this object; their functions get the workspace and a list of the gradients.
     // layouts: of x, h0, the gradient of the output and the gradient of the last states.
     // makers: of the workspace, then of the gradients; None for a gradient that is not wanted. The
     // maker of packed rows receives their number.
     // torch: Tensor, a function that returns the current device, the functions of a CurrentStream,
     // and a function that returns whether a graph is being captured.
-    // fail: raises the error of a status. keep: owns the launches and the memory that they read.
-    GPUBackward(Launches &launches, const Sizes &sizes, std::vector<size_t> followed,
-                std::vector<Layout> layouts, const std::vector<nanobind::object> &makers,
-                const nanobind::tuple &torch, nanobind::object fail, nanobind::object keep);
+    GPUBackward(Steps &steps, const Sizes &sizes, std::vector<Layout> layouts,
+                const std::vector<nanobind::object> &makers, const nanobind::tuple &torch);
 
     // The tensors of a call; None for those that are absent.
     struct Given {
@@ -60,15 +58,14 @@ class GPUBackward {
     bool follows(const nanobind::object &tensor, uintptr_t &address) const;
     nanobind::object memory(uintptr_t stream, uintptr_t &address);
 
-    Launches &launches_;
+    Steps &steps_;
     Sizes sizes_;
-    std::vector<size_t> followed_;
     Tensors tensors_;
     std::vector<Layout> layouts_;
     std::vector<std::optional<Maker>> makers_;
     nanobind::object current_device_;
     CurrentStream stream_;
-    nanobind::object is_capturing_, fail_, keep_;
+    nanobind::object is_capturing_;
     Workspace workspace_;
 };
 

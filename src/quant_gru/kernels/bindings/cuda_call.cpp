@@ -51,20 +51,18 @@ bool Workspace::forget() {
     return before.is_valid();
 }
 
-Call::Call(std::vector<Step> steps, const std::vector<Fields *> &fields,
-           const std::vector<Input> &inputs, int64_t features, int64_t bytes,
-           std::vector<Maker> makers, const Tensors &tensors, const CurrentStream &stream,
-           nb::object fail, nb::object keep)
-    : steps_(std::move(steps)),
-      fields_(fields),
+Call::Call(Steps &steps, const std::vector<Input> &inputs, int64_t features, int64_t bytes,
+           std::vector<Maker> makers, const Tensors &tensors, const CurrentStream &stream)
+    : steps_(steps),
       inputs_(inputs),
       features_(features),
       bytes_(bytes),
       tensors_(tensors),
       makers_(std::move(makers)),
-      stream_(stream),
-      fail_(std::move(fail)),
-      keep_(std::move(keep)) {}
+      stream_(stream) {
+    if (steps.tensors() > kinds)
+        throw std::out_of_range("Expected fields to follow a tensor of the call");
+}
 
 void Call::move_input(uintptr_t address, int64_t step, int64_t next) {
     const bool aligned = !(address % 16 || step % 4 || next % 4 || features_ % 4);
@@ -115,31 +113,11 @@ nb::object Call::run(const Given &given, Workspace *kept) {
     }
     to[Call::y] = at(y);
     to[Call::last] = at(last);
-    int status = 0;
-    // Locked without the GIL, which a thread that has the locks may wait for.
-    std::unique_lock<std::mutex> shared, own(mutex_, std::defer_lock);
-    for (size_t i = 0; i < steps_.size() && !status; ++i) {
-        if (!steps_[i].launches) {
-            steps_[i].product(space);
-            continue;
-        }
-        // A full launch queue may wait for a host function that needs the GIL.
-        nb::gil_scoped_release release;
-        if (!own) {
-            if (kept) shared = std::unique_lock<std::mutex>(kept->mutex());
-            own.lock();
-            move_input(x_view.address, x_view.strides[given.rows_first],
-                       x_view.strides[!given.rows_first]);
-            for (int kind = 0; kind < kinds; ++kind) fields_[kind]->move(to[kind]);
-        }
-        status = steps_[i].launches->start(stream);
-    }
-    if (shared) shared.unlock();
-    if (own) own.unlock();
-    if (status) {
-        fail_(status);
-        throw std::runtime_error("a launch failed");
-    }
+    steps_.start(stream, to, nb::make_tuple(space, nb::none()), kept ? &kept->mutex() : nullptr,
+                 [&] {
+                     move_input(x_view.address, x_view.strides[given.rows_first],
+                                x_view.strides[!given.rows_first]);
+                 });
     return keeps ? nb::make_tuple(y, last, nan, codes) : nb::make_tuple(y, last);
 }
 

@@ -10,17 +10,15 @@
 #include <utility>
 #include <vector>
 
-#include "kernel_runtime/native/launch_list.hpp"
+#include "bindings/cuda_steps.hpp"
 #include "kernel_runtime/native/tensor_view.hpp"
 
 namespace quant_gru {
 
 using kernel_runtime::all_hold;
 using kernel_runtime::call;
-using kernel_runtime::Fields;
 using kernel_runtime::Float;
 using kernel_runtime::holds_true;
-using kernel_runtime::Launches;
 using kernel_runtime::Maker;
 using kernel_runtime::number;
 using kernel_runtime::Tensors;
@@ -71,8 +69,7 @@ struct Packing {
     static std::optional<Packing> of(const nanobind::object &packing, const Tensors &tensors);
 };
 
-// All calls of one size and form. Python objects are used only with the GIL held. Arguments of
-// launches are written with `mutex_` held and the GIL released.
+// All calls of one size and form.
 class Call {
  public:
     // Addresses of the arguments that describe x: its strides (step: between steps, next: between
@@ -80,21 +77,14 @@ class Call {
     struct Input {
         uintptr_t step, next, fours;
     };
-    // Launches, or a function of the workspace that multiplies matrices in it.
-    struct Step {
-        Launches *launches;
-        nanobind::object product;
-    };
     // The tensors whose addresses the fields follow, in this order.
     enum { x, h0, lengths, y, last, nan, codes, space, sorted, unsorted, kinds };
 
-    // features: of x. bytes: of the workspace. makers: of y, of y with rows first or packed rows,
-    // last, and space; also of nan and codes if the call keeps what a backward needs.
-    // fail: raises the error of a status. keep: owns the launches, their arguments and the fields.
-    Call(std::vector<Step> steps, const std::vector<Fields *> &fields,
-         const std::vector<Input> &inputs, int64_t features, int64_t bytes,
-         std::vector<Maker> makers, const Tensors &tensors, const CurrentStream &stream,
-         nanobind::object fail, nanobind::object keep);
+    // steps: outlive this object; their functions get the workspace and None. features: of x.
+    // bytes: of the workspace. makers: of y, of y with rows first or packed rows, last, and space;
+    // also of nan and codes if the call keeps what a backward needs.
+    Call(Steps &steps, const std::vector<Input> &inputs, int64_t features, int64_t bytes,
+         std::vector<Maker> makers, const Tensors &tensors, const CurrentStream &stream);
 
     struct Given {
         PyObject *x, *h0, *lengths;  // null if absent
@@ -114,17 +104,14 @@ class Call {
  private:
     void move_input(uintptr_t address, int64_t step, int64_t next);
 
-    std::vector<Step> steps_;
-    std::vector<Fields *> fields_;
+    Steps &steps_;
     std::vector<Input> inputs_;
     int64_t features_, bytes_;
     Tensors tensors_;
     std::vector<Maker> makers_;
     CurrentStream stream_;
-    nanobind::object fail_, keep_;
     int64_t step_ = -1, next_ = -1;
     bool aligned_ = false;
-    std::mutex mutex_;
 };
 
 }  // namespace quant_gru

@@ -42,15 +42,17 @@ MatrixTuple tuple_of(const cuda::Matrix &m) {
     return {m.start, m.rows, m.columns, static_cast<int>(m.element)};
 }
 
-nb::object tuple_of(const std::optional<cuda::LastProduct> &product) {
-    if (!product) return nb::none();
-    return nb::make_tuple(tuple_of(product->left), tuple_of(product->right), product->transposed);
+nb::tuple tuple_of(const cuda::LastProduct &product) {
+    return nb::make_tuple(tuple_of(product.left), tuple_of(product.right), product.transposed);
 }
 
-// Slots of a direction are memories of their own, after those of all calls.
-cuda::Place slot_place(size_t direction, size_t slot) {
-    const size_t number = cuda::kBlockCount + 1 + direction * cuda::kSlotCount + slot;
-    return {static_cast<cuda::Block>(number)};
+// Slots of a direction are memories of their own, after those of all calls. The results of last
+// products for x, W and R of each direction follow them.
+size_t slot_number(size_t direction, size_t slot) {
+    return cuda::kBlockCount + 1 + direction * cuda::kSlotCount + slot;
+}
+size_t result_number(size_t directions, size_t direction, size_t which) {
+    return slot_number(directions, 0) + 3 * direction + which;
 }
 
 nb::object tuple_of(const std::optional<cuda::Launch> &launch) {
@@ -64,16 +66,8 @@ std::vector<MatrixTuple> tuples_of(const std::vector<cuda::Matrix> &matrices) {
     return found;
 }
 
-// For each step its launch or None, and matrices.
-nb::list list_of(const std::vector<cuda::BackwardStep> &steps) {
-    nb::list found;
-    for (const cuda::BackwardStep &each : steps)
-        found.append(nb::make_tuple(tuple_of(each.launch), tuples_of(each.matrices)));
-    return found;
-}
-
-// Returns the steps, for each direction its last products for x, W and R and the gradients of its
-// states, and bytes of the workspace.
+// Steps: a launch or None, matrices, and products with the memories and offsets of their results.
+// Returns the steps, the gradients of the states of each direction, and bytes of the workspace.
 nb::tuple layer_backward_of(const std::vector<DirectionTuple> &given, int64_t T, int64_t N,
                             const std::array<bool, 5> &wanted, const PrecisionTuple &precision,
                             const cuda::Clusters &clusters, const BackwardPolicy &policy) {
@@ -81,24 +75,34 @@ nb::tuple layer_backward_of(const std::vector<DirectionTuple> &given, int64_t T,
     std::vector<std::unique_ptr<cuda::Cell>> cells;
     std::vector<cuda::BackwardDirection> directions;
     for (const auto &[cell, reverse, kinds] : given) {
+        const size_t d = directions.size();
         cuda::BackwardDirection &each = directions.emplace_back();
         each.cell = cells.emplace_back(cell_of(cell)).get();
         each.reverse = reverse;
         each.weight_kinds = kinds;
         for (size_t slot = 0; slot < cuda::kSlotCount; ++slot)
-            each.at[slot] = slot_place(directions.size() - 1, slot);
+            each.at[slot] = {static_cast<cuda::Block>(slot_number(d, slot))};
     }
     const auto [x, W, R, bw, br] = wanted;
     const auto [planes, exact_weights, half, operand] = precision;
     const cuda::LayerBackward made =
         layer_backward(directions, T, N, {x, W, R, bw, br}, {planes, exact_weights, half, operand},
                        clusters, policy);
-    nb::list results;
-    for (const cuda::LayerBackward::Results &each : made.directions)
-        results.append(
-            nb::make_tuple(nb::make_tuple(tuple_of(each.x), tuple_of(each.W), tuple_of(each.R)),
-                           tuple_of(each.d)));
-    return nb::make_tuple(list_of(made.steps), results, made.space);
+    nb::list steps, products, states;
+    for (const cuda::BackwardStep &each : made.steps)
+        steps.append(
+            nb::make_tuple(tuple_of(each.launch), tuples_of(each.matrices), nb::make_tuple()));
+    for (const cuda::LayerBackward::Results &each : made.directions) {
+        const std::optional<cuda::LastProduct> *const all[] = {&each.x, &each.W, &each.R};
+        for (size_t i = 0; i < 3; ++i)
+            if (*all[i])
+                products.append(nb::make_tuple(
+                    tuple_of(**all[i]),
+                    nb::make_tuple(result_number(given.size(), nb::len(states), i), 0)));
+        states.append(tuple_of(each.d));
+    }
+    if (nb::len(products)) steps.append(nb::make_tuple(nb::none(), nb::make_tuple(), products));
+    return nb::make_tuple(steps, states, made.space);
 }
 
 // A cell, the containers of the codes of W and R, and addresses of the slots from W to kh.

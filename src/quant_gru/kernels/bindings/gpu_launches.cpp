@@ -19,7 +19,9 @@
 #include <vector>
 
 #include "bindings/gpu_numbers.hpp"
+#include "bindings/plan_from_dict.hpp"
 #include "bindings/tensor_cell.hpp"
+#include "cuda/host/boundary.hpp"
 #include "cuda/host/projections.hpp"
 #include "cuda/host/recurrences.hpp"
 
@@ -160,11 +162,80 @@ nb::tuple projection_of(const CellTuple &given, const cuda::Chip &chip, int64_t 
     return tuple_of(to.last(), layers, dict_of(to.last().kernel.macros));
 }
 
+template <class Arguments>
+nb::tuple boundary_launch(const char *source, const char *function, const cuda::Rules &rules,
+                          int64_t rows, const cuda::Draft<Arguments> &draft) {
+    cuda::Macros macros = rules.macros();
+    macros.insert(cuda::kPlain.begin(), cuda::kPlain.end());
+    const Kernel kernel{std::string("boundary/") + source, function, std::move(macros)};
+    return launch_tuple(launch_of(kernel, cuda::rows_grid(rows), draft), dict_of(kernel.macros));
+}
+
+// Addresses of real values (rows, features), of codes, and of NaN flags (rows).
+nb::tuple quantize_launch(const QuantizerTuple &given, int rule, int64_t rows, int64_t features,
+                          Address real, Address codes, Address nan) {
+    cuda::Draft<cuda::BorderC> draft = cuda::border_of(quantizer_numbers(given), rows, features);
+    draft->real = real;
+    draft->codes = codes;
+    draft->nan = nan;
+    return boundary_launch("quantize_dequantize", "quantize", {0, rule}, rows, draft);
+}
+
+nb::tuple dequantize_launch(const QuantizerTuple &given, int64_t rows, int64_t features,
+                            Address codes, Address nan, Address values) {
+    cuda::Draft<cuda::BorderC> draft = cuda::border_of(quantizer_numbers(given), rows, features);
+    draft->codes = codes;
+    draft->nan = nan;
+    draft->values = values;
+    return boundary_launch("quantize_dequantize", "dequantize", {}, rows, draft);
+}
+
+nb::tuple mask_launch(const QuantizerTuple &given, int rule, const std::array<int64_t, 2> &strides,
+                      const std::array<int64_t, 3> &shape, Address real, Address grad) {
+    cuda::Draft<cuda::MaskC> draft =
+        cuda::mask_of(quantizer_numbers(given), strides[0], strides[1], shape);
+    draft->real = real;
+    draft->grad = grad;
+    return boundary_launch("clamp_mask", "mask_clamped", {0, rule}, draft->rows, draft);
+}
+
+// For each direction: k, M, the quantizers below and above, and the rule; and addresses of codes.
+using RequantizerTuple = std::tuple<int64_t, int64_t, QuantizerTuple, QuantizerTuple, int>;
+
+nb::tuple requantize_launch(const std::vector<RequantizerTuple> &given,
+                            const std::vector<Address> &codes, int64_t rows, int64_t H, Address to,
+                            Address grad) {
+    if (given.empty() || given.size() > 2 || codes.size() != given.size())
+        throw nb::value_error("Expected one or two directions");
+    std::vector<cuda::Below> below;
+    for (const auto &[k, M, q, above, rule] : given)
+        below.push_back({quantizer_numbers(q), {1, k, {M, 0}}});
+    const auto &[k, M, q, above, rule] = given[0];
+    cuda::Draft<cuda::RequantizeCodesC> draft =
+        cuda::requantization_of(below, quantizer_numbers(above), rows, H);
+    for (size_t d = 0; d < codes.size(); ++d) draft->codes[d] = codes[d];
+    draft->to = to;
+    draft->grad = grad;
+    return boundary_launch("requantize_training", "requantize_codes", {rule, 0}, rows, draft);
+}
+
+nb::tuple events_launch(Address seed, Address events, const std::array<int64_t, 3> &shape,
+                        int64_t chance, int64_t stream) {
+    const auto [A, B, C] = shape;
+    const cuda::Launch launch = cuda::events_of({seed, events, A, B, C, chance, stream});
+    return launch_tuple(launch, dict_of(launch.kernel.macros));
+}
+
 }  // namespace
 
 void bind_gpu_launches(nb::module_ &m) {
     m.def("launches_of", &launches_of);
     m.def("code_launches_of", &code_launches_of);
+    m.def("quantize_launch", &quantize_launch);
+    m.def("dequantize_launch", &dequantize_launch);
+    m.def("mask_launch", &mask_launch);
+    m.def("requantize_launch", &requantize_launch);
+    m.def("events_launch", &events_launch);
     m.def("projection_of", &projection_of, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
           nb::arg(), nb::arg().none() = nb::none());
 }

@@ -17,6 +17,7 @@
 #include "bindings/gpu_plans.hpp"
 #include "bindings/packed_rows.hpp"
 #include "bindings/prepared_call.hpp"
+#include "bindings/tensor_cell.hpp"
 #include "bindings/weight_guard.hpp"
 #include "kernel_runtime/native/launch_list.hpp"
 
@@ -28,25 +29,22 @@ namespace {
 // Fields of Call::Input.
 using InputNumbers = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
 
-void make_call(Call *self, const std::vector<nb::object> &steps,
-               const std::vector<Fields *> &fields, const std::vector<InputNumbers> &inputs,
-               int64_t features, int64_t bytes, const std::vector<nb::object> &makers,
-               nb::handle tensor, int64_t device, const nb::tuple &stream, nb::object fail,
-               nb::object keep) {
+void make_call(Call *self, Steps &steps, const std::vector<InputNumbers> &inputs, int64_t features,
+               int64_t bytes, const std::vector<nb::object> &makers, nb::handle tensor,
+               int64_t device, const nb::tuple &stream) {
     std::vector<Call::Input> found;
     for (const auto &[step, next, fours] : inputs) found.push_back({step, next, fours});
-    std::vector<Call::Step> all;
-    for (const nb::object &each : steps) {
-        if (nb::isinstance<Launches>(each))
-            all.push_back({nb::cast<Launches *>(each), {}});
-        else
-            all.push_back({nullptr, each});
-    }
     std::vector<Maker> made;
     for (const nb::object &each : makers) made.emplace_back(each);
-    new (self)
-        Call(std::move(all), fields, found, features, bytes, std::move(made),
-             Tensors(tensor, device), CurrentStream(stream), std::move(fail), std::move(keep));
+    new (self) Call(steps, found, features, bytes, std::move(made), Tensors(tensor, device),
+                    CurrentStream(stream));
+}
+
+void start_steps(Steps &steps, uintptr_t stream, const std::vector<uintptr_t> &bases,
+                 const nb::args &arguments) {
+    if (bases.size() < steps.tensors())
+        throw nb::value_error("Expected an address for each tensor that fields follow");
+    steps.start(stream, bases.data(), arguments, nullptr, [] {});
 }
 
 nb::object run_call(Call &call, const nb::object &x, const nb::object &h0,
@@ -70,18 +68,15 @@ using BackwardNumbers =
     std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t>;
 using Dimensions = std::vector<int64_t>;
 
-void make_gpu_backward(GPUBackward *self, Launches &launches, const BackwardNumbers &sizes,
-                       const std::vector<size_t> &followed,
+void make_gpu_backward(GPUBackward *self, Steps &steps, const BackwardNumbers &sizes,
                        const std::vector<std::tuple<Dimensions, Dimensions, int>> &layouts,
-                       const std::vector<nb::object> &makers, const nb::tuple &torch,
-                       nb::object fail, nb::object keep) {
+                       const std::vector<nb::object> &makers, const nb::tuple &torch) {
     const auto &[device, space, most, cells, has_lengths, is_packed, T, N] = sizes;
     std::vector<GPUBackward::Layout> found;
     for (const auto &[shape, strides, kind] : layouts)
         found.push_back({shape, strides, static_cast<Float>(kind)});
-    new (self)
-        GPUBackward(launches, {device, space, most, cells, has_lengths, is_packed, T, N}, followed,
-                    std::move(found), makers, torch, std::move(fail), std::move(keep));
+    new (self) GPUBackward(steps, {device, space, most, cells, has_lengths, is_packed, T, N},
+                           std::move(found), makers, torch);
 }
 
 nb::object run_gpu_backward(GPUBackward &call, const nb::object &x, const nb::object &h0,
@@ -91,10 +86,11 @@ nb::object run_gpu_backward(GPUBackward &call, const nb::object &x, const nb::ob
     return call.run({x, h0, lengths, outs, nan, grad_y, grad_last, packing});
 }
 
-void watch_contents(WeightGuard &guard, Launches &looks, uintptr_t found, int32_t mark,
-                    uintptr_t parts, nb::object stream, nb::object fail, nb::object keep) {
-    guard.watch(std::make_unique<ContentWatch>(looks, found, mark, parts, std::move(stream),
-                                               std::move(fail), std::move(keep)));
+void watch_contents(WeightGuard &guard, nb::object looks, uintptr_t found, int32_t mark,
+                    uintptr_t parts, nb::object stream) {
+    if (nb::cast<Steps &>(looks).tensors() > 1) throw nb::value_error("Expected fields of a part");
+    guard.watch(
+        std::make_unique<ContentWatch>(std::move(looks), found, mark, parts, std::move(stream)));
 }
 
 // Index of the device, states, C, H.
@@ -151,6 +147,7 @@ NB_MODULE(_native, m) {
     bind_cpu(m);
     bind_effects(m);
     bind_gpu_plans(m);
+    bind_cell_arrays(m);
     bind_gpu_launches(m);
     bind_gpu_backward(m);
     nb::class_<WeightGuard>(m, "WeightGuard")
@@ -195,12 +192,16 @@ NB_MODULE(_native, m) {
     m.def("packed_rows", &find_packed_rows);
     m.def("wrong_index", &wrong_index);
     m.def("packed_layout", &write_packed_layout);
+    nb::class_<Steps>(m, "Steps")
+        .def(nb::init<const std::vector<nb::object> &, std::vector<Fields *>, nb::object,
+                      nb::object>())
+        .def("start", &start_steps);
     nb::class_<Call>(m, "Call")
-        .def("__init__", &make_call)
+        .def("__init__", &make_call, nb::keep_alive<1, 2>())
         .def("run", &run_call, nb::arg(), nb::arg().none(), nb::arg().none(),
              nb::arg().none() = nb::none());
     nb::class_<GPUBackward>(m, "GPUBackward")
-        .def("__init__", &make_gpu_backward)
+        .def("__init__", &make_gpu_backward, nb::keep_alive<1, 2>())
         .def("run", &run_gpu_backward, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
              nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none() = nb::none())
         .def("forget", &GPUBackward::forget);

@@ -18,15 +18,24 @@
 
 namespace quant_gru {
 
-using TablePlaces =
-    std::array<std::tuple<cuda::Address, cuda::Address, cuda::Address, cuda::Address>, 3>;
+// The numbers of a layer and direction, and the arrays of its weights.
+struct CellArrays {
+    nanobind::object owner;  // of the gate arithmetic
+    std::shared_ptr<const cuda::GateNumbers> gates;
+    cuda::Form form;
+    std::array<cuda::TableAddresses, 3> places;
+    CellNumbers numbers;
+    cuda::DerivedArrays derived;
+};
+
 using TermNumbers = std::vector<std::pair<int64_t, int64_t>>;  // k and M of one term
 
-// Gate arithmetic, form, C and H, bits of W and R, addresses of tables, sums, and an object whose
-// methods return addresses of arrays, see cuda/forward/layer.py.
-using CellTuple = std::tuple<nanobind::object, cuda::Form, std::array<int, 2>, std::array<int, 2>,
-                             TablePlaces, TermNumbers, nanobind::object>;
+// The CellArrays, sums that requantize the layer below, and the address of whether weights are
+// finite.
+using CellTuple = std::tuple<nanobind::object, TermNumbers, cuda::Address>;
 
 std::unique_ptr<cuda::Cell> cell_of(const CellTuple &given);
+
+void bind_cell_arrays(nanobind::module_ &m);
 
 }  // namespace quant_gru

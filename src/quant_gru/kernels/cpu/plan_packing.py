@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.integer.plan import CellPlan, FrozenPart
+from quant_gru.integer.plan import CellPlan, FrozenPart, WeightPart, bias_limit, bias_shift
+from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.tables import Table
-from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.integer.weighted_sum import WeightedSum, significant_bits
 
 QuantizerTuple = tuple[int, bool, float, int]
 """Bits, whether codes are signed, scale and zero point."""
@@ -68,6 +69,51 @@ def pack_weights(plan: CellPlan, keep: list[Tensor]) -> dict[str, Any]:
         "s_z": q["gate.z_out"].scale,
         "s_r": q["gate.r_out"].scale,
         "s_g": q["gate.g_out"].scale,
+    }
+
+
+def pack_target(
+    which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart
+) -> dict[str, Any]:
+    """Return what an update of W (0) or R (1) and of its bias writes, and the numbers it needs.
+
+    Args:
+        which: The matrix.
+        qparams: Parameters with scales per channel that follow the weights.
+        frozen: The frozen part of the same cell.
+        part: The weight part, whose tensors keep their addresses.
+    """
+    weight, bias = (("weight.W", "weight.bw"), ("weight.R", "weight.br"))[which]
+    codes, b_codes = ((part.W, part.bw), (part.R, part.br))[which]
+    B, sums = ((part.Bw, part.Wx), (part.Br, part.Rh))[which]
+    (M,), k = sums.multipliers, sums.shift
+    assert isinstance(M, Tensor)
+    assert isinstance(k, Tensor)
+    mean = None if which else qparams.input_mean
+    q, bits = frozen.quantizers, part.bits_R if which else part.bits_W
+    operand = q["output.h" if which else "input.x"]
+    errors, factors = (None, None) if mean is None else mean.on(codes.device, bits)
+    return {
+        "n": codes.shape[1],
+        "bits": bits,
+        "b_bits": qparams.config.operators[bias].bitwidth or 1,
+        "codes": codes.data_ptr(),
+        "b_codes": b_codes.data_ptr(),
+        "b_bytes": b_codes.element_size(),
+        "scales": part.scales[weight].data_ptr(),
+        "b_scales": part.scales[bias].data_ptr(),
+        "B": B.data_ptr(),
+        "M": M.data_ptr(),
+        "k": k.data_ptr(),
+        "operand_scale": operand.scale,
+        "result_scale": q["matmul.Rh" if which else "matmul.Wx"].scale,
+        "b_unit": float(1 << bias_shift(bits, operand.bits)),
+        "limit": float(bias_limit(bits, operand.bits)),
+        "significant": significant_bits(bits + operand.bits),
+        # the mean, which the parameters keep, keeps the factors
+        "factors": 0 if factors is None else factors.data_ptr(),
+        "term_limit": 0.0 if errors is None else errors.limit,
+        "unit_exponent": 0 if errors is None else errors.exponent,
     }
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from quant_gru.integer.plan import FrozenPart, WeightPart, bias_limit, bias_shift
+from quant_gru.integer.plan import FrozenPart, WeightPart
 from quant_gru.integer.qparams import QParams
-from quant_gru.integer.weighted_sum import significant_bits
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.executor import chosen, repack
+from quant_gru.kernels.cpu.plan_packing import pack_target
 
 _EXACT = (torch.float32, torch.float16, torch.bfloat16)  # float32 represents their values exactly
 
@@ -38,8 +36,8 @@ class Writer:
             "H": part.W.shape[0] // 3,
             "free": qparams.config.scale_kind == "free",
             "finite": part.finite.data_ptr(),
-            "W": _operand(0, qparams, frozen, part),
-            "R": _operand(1, qparams, frozen, part),
+            "W": pack_target(0, qparams, frozen, part),
+            "R": pack_target(1, qparams, frozen, part),
         }
         self.native = _native.Weights(numbers, variant or chosen())
 
@@ -88,38 +86,3 @@ def _plain(v: Tensor | None) -> Tensor | None:
     if v is None or (v.dtype is torch.float32 and v.is_contiguous() and not v.is_neg()):
         return v
     return v.detach().to(torch.float32).contiguous().resolve_neg()
-
-
-def _operand(which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart) -> dict[str, Any]:
-    weight, bias = (("weight.W", "weight.bw"), ("weight.R", "weight.br"))[which]
-    codes, b_codes = ((part.W, part.bw), (part.R, part.br))[which]
-    B, sums = ((part.Bw, part.Wx), (part.Br, part.Rh))[which]
-    (M,), k = sums.multipliers, sums.shift
-    assert isinstance(M, Tensor)
-    assert isinstance(k, Tensor)
-    mean = None if which else qparams.input_mean
-    q, bits = frozen.quantizers, part.bits_R if which else part.bits_W
-    operand = q["output.h" if which else "input.x"]
-    errors, factors = (None, None) if mean is None else mean.on(codes.device, bits)
-    return {
-        "n": codes.shape[1],
-        "bits": bits,
-        "b_bits": qparams.config.operators[bias].bitwidth or 1,
-        "codes": codes.data_ptr(),
-        "b_codes": b_codes.data_ptr(),
-        "b_bytes": b_codes.element_size(),
-        "scales": part.scales[weight].data_ptr(),
-        "b_scales": part.scales[bias].data_ptr(),
-        "B": B.data_ptr(),
-        "M": M.data_ptr(),
-        "k": k.data_ptr(),
-        "operand_scale": operand.scale,
-        "result_scale": q["matmul.Rh" if which else "matmul.Wx"].scale,
-        "b_unit": float(1 << bias_shift(bits, operand.bits)),
-        "limit": float(bias_limit(bits, operand.bits)),
-        "significant": significant_bits(bits + operand.bits),
-        # the mean, which the parameters keep, keeps the factors
-        "factors": 0 if factors is None else factors.data_ptr(),
-        "term_limit": 0.0 if errors is None else errors.limit,
-        "unit_exponent": 0 if errors is None else errors.exponent,
-    }

@@ -18,11 +18,6 @@ def _all(kind: Any, names: str) -> dict[str, Any]:
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
-MatrixC = structure(
-    "MatrixC",
-    **_all(_POINTER, "codes bias M k m"),
-    **_all(_INT, "kind bias_shift zero lo hi code_lo"),
-)
 OperandC = structure(
     "OperandC",
     **_all(_POINTER, "w b dropped w_scale b_scale codes b_codes scales b_scales B M k m"),
@@ -42,4 +37,5 @@ WeightsC = structure(
     finite=_POINTER,
     **_all(_INT, "H count planes_R free"),
     keep=ctypes.c_float,
+    columns=_POINTER * 2,
 )

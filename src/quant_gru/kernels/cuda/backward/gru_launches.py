@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,19 +12,14 @@ from torch import Tensor
 from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernel_runtime.allocators import maker, row_maker
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
-from quant_gru.kernel_runtime.cuda.workspace import Memory
+from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.backward.final_gemms import (
-    Factors,
-    LastProducts,
-    Matrix,
-    multiply_into,
-)
 from quant_gru.kernels.cuda.backward.inputs import Precision, weights_of, zero_on
-from quant_gru.kernels.cuda.backward.launch_plan import POLICY, Step, matrix_of, work_of
-from quant_gru.kernels.cuda.forward.layer import Cell
-from quant_gru.kernels.cuda.forward.planned_launches import arguments_of, joined
+from quant_gru.kernels.cuda.backward.launch_plan import POLICY
+from quant_gru.kernels.cuda.backward.steps import add_steps
+from quant_gru.kernels.cuda.plan.cell import Cell
+from quant_gru.kernels.cuda.planned_launches import Steps
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import KINDS
 
@@ -48,8 +41,17 @@ class Given(NamedTuple):
     dtype: torch.dtype = torch.float32
 
 
-class GRULaunches:
-    """The launches of a call, and the argument fields that follow the addresses of its tensors.
+def repeated(
+    plan: GRUPlan,
+    given: Given,
+    wanted: tuple[bool, ...],
+    precision: Precision,
+    machine: Machine,
+    kept_bytes: int,
+) -> _native.GPUBackward | None:
+    """Return an object that runs backwards which differ only in the addresses of their tensors.
+
+    Return None if kernels do not read the plan's own tensors, whose addresses do not change.
 
     Args:
         plan: The plan.
@@ -57,111 +59,66 @@ class GRULaunches:
         wanted: Which gradients to compute, as in `prepared.PreparedBackward.run`.
         precision: How gradients are multiplied.
         machine: The machine that runs the kernels.
-
-    Attributes:
-        steps: Launches, and the work of torch in between.
-        fields: The fields that follow each tensor of a call, by its index.
-        size: Bytes of a call's memory.
-        makers: Functions that allocate the gradients; None for a gradient that is not wanted.
-        follows_plan: Whether kernels read the plan's own tensors, whose addresses do not change.
-        keep: Objects that launches read.
+        kept_bytes: The most memory that is kept for the next call.
     """
-
-    def __init__(
-        self,
-        plan: GRUPlan,
-        given: Given,
-        wanted: tuple[bool, ...],
-        precision: Precision,
-        machine: Machine,
-    ) -> None:
-        self._machine, self._cells = machine, len(given.outs)
-        self.makers = _makers(plan, given, wanted)
-        self.fields: defaultdict[int, Memory] = defaultdict(Memory)
-        self.follows_plan = True
-        self.keep: list[object] = [plan]
-        zero = zero_on(given.x.device)
-        self.keep.append(zero)
-        with planner.our_errors():
-            steps, size = _native.gru_backward_of(
-                self._native_cells(plan),
-                len(plan.cells[0]),
-                _form(given, wanted),
-                zero.data_ptr(),
-                astuple(precision),
-                machine.clusters(),
-                POLICY,
-            )
-        space = self.fields[_SPACE]
-        space.take(size)
-        work = [self._step(*each) for each in steps]
-        # all products run one after the other, so they share a workspace
-        most = max(
-            (each.workspace or 0 for each in work if isinstance(each, LastProducts)), default=0
+    device, cells = given.x.device, len(given.outs)
+    keep: list[Any] = [plan]
+    zero = zero_on(device)
+    native = _native_cells(plan, keep)
+    if native is None:
+        return None
+    with planner.our_errors():
+        planned, size = _native.gru_backward_of(
+            native,
+            len(plan.cells[0]),
+            _form(given, wanted),
+            zero.data_ptr(),
+            astuple(precision),
+            machine.clusters(),
+            POLICY,
         )
-        workspace = space.take(most)
-        self.size = space.size
-        self.keep.append(work)
-        self.steps: list[Prepared | Step] = joined(
-            machine,
-            [
-                each.launch(space, workspace) if isinstance(each, LastProducts) else each
-                for each in work
-            ],
-        )
-
-    def _native_cells(self, plan: GRUPlan) -> list[_native.BackwardCell]:
-        found: list[_native.BackwardCell] = []
-        for layer, cells in enumerate(plan.cells):
-            for d, cell in enumerate(cells):
-                between = plan.between[layer - 1][d] if layer else ()
-                weights, own = weights_of(cell)
-                self.follows_plan &= own
-                self.keep.append(weights)
-                kinds = KINDS[cell.weights.W.dtype], KINDS[cell.weights.R.dtype]
-                addresses = tuple(each.data_ptr() for each in weights.values())
-                found.append((Cell(cell, between).native(self.keep), kinds, addresses))
-        return found
-
-    def _step(
-        self,
-        launch: _native.PlannedLaunch | None,
-        matrices: Sequence[_native.NativeMatrix],
-        products: Sequence[tuple[_native.LastProduct, tuple[int, int]]],
-    ) -> Prepared | Step | LastProducts:
-        if launch is not None:
-            record = arguments_of(launch)
-            self.keep.append(record)
-            for at, tensor, offset in launch[5]:
-                self.fields[tensor].fields.add(ctypes.addressof(record) + at, offset)
-            kernel = Kernel.of(*launch[:3])
-            return self._machine.prepare(kernel, planner.grid_of(launch[3]), record)
-        if matrices:
-            return work_of(matrices)
-        found = [(_factors(product), *place) for product, place in products]
-        last = LastProducts(self._machine, [(f, self.fields[t], at) for f, t, at in found])
-        return self._torch_step(found) if last.workspace is None else last
-
-    def _torch_step(self, products: Sequence[tuple[Factors, int, int]]) -> Step:
-        """Return a function that lets torch compute products."""
-
-        def multiply(memory: Tensor, made: Sequence[Tensor | None]) -> None:
-            with torch.autocast(memory.device.type, enabled=False):
-                for factors, tensor, offset in products:
-                    m, n, *_ = factors.product
-                    if tensor == _SPACE:
-                        to = Matrix(offset, m, n, torch.float32).of(memory)
-                    else:
-                        gradient = made[tensor - _OUTS - self._cells]
-                        assert gradient is not None
-                        to = gradient.view(m, n)
-                    multiply_into(*factors.of(memory), to)
-
-        return multiply
+    made = _OUTS + cells
+    steps = Steps(machine, made + len(wanted))
+    size = add_steps(steps, planned, size, _SPACE, made)
+    is_gpu = device.type == "cuda"
+    functions = (
+        Tensor,
+        torch._C._cuda_getDevice if is_gpu else lambda: -1,
+        native_streams(machine, device),
+        torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
+    )
+    T, N = given.x.shape[:2] if given.packing is None else given.packing[:2]
+    rows = (given.lengths is not None, given.packing is not None, T, N)
+    return _native.GPUBackward(
+        steps.native((keep, zero)),
+        (device.index if is_gpu else -1, size, kept_bytes, cells, *rows),
+        [_expected(each) for each in (given.x, given.h0, given.grad_y, given.grad_last)],
+        [maker((size,), device, torch.int8), *_makers(plan, given, wanted)],
+        functions,
+    )
 
 
-def _factors(product: _native.LastProduct) -> Factors:
-    return Factors(matrix_of(product[0]), matrix_of(product[1]), product[2])
+def _native_cells(plan: GRUPlan, keep: list[Any]) -> list[_native.BackwardCell] | None:
+    """Return the cells of a plan; None if a tensor of their weights is not the plan's own."""
+    found: list[_native.BackwardCell] = []
+    for layer, cells in enumerate(plan.cells):
+        for d, cell in enumerate(cells):
+            between = plan.between[layer - 1][d] if layer else ()
+            weights, own = weights_of(cell)
+            if not own:
+                return None
+            keep.append(weights)
+            kinds = KINDS[cell.weights.W.dtype], KINDS[cell.weights.R.dtype]
+            addresses = tuple(each.data_ptr() for each in weights.values())
+            found.append((Cell(cell, between).native(keep), kinds, addresses))
+    return found
+
+
+def _expected(tensor: Tensor | None) -> _native.Layout:
+    """Return the shape, strides and dtype of tensors that calls are repeated with."""
+    if tensor is None:
+        return (), (), 0
+    return tuple(tensor.shape), tensor.stride(), FLOATS[tensor.dtype]
 
 
 def _form(given: Given, wanted: tuple[bool, ...]) -> _native.BackwardForm:

@@ -14,7 +14,7 @@ from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.streams import made_on
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.forward.layer import Cell
+from quant_gru.kernels.cuda.plan.cell import Cell
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.structs import KINDS
 

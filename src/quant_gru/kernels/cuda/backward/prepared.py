@@ -6,7 +6,6 @@ tensors differ only in their addresses. All other properties are set once and no
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,15 +14,13 @@ from torch import Tensor
 
 from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernel_runtime.allocators import maker
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine
-from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.backward.gru_launches import Given, GRULaunches
+from quant_gru.kernels.cuda.backward.gru_launches import Given, repeated
 from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision
 from quant_gru.kernels.cuda.backward.time_chunks import steps_of
-from quant_gru.kernels.cuda.boundary import boundary
+from quant_gru.kernels.cuda.plan.structure import takes
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 _MOST_KINDS = 64
@@ -48,8 +45,9 @@ class PreparedBackward:
         self._precision: Precision = PRECISIONS[precision]
         self._device = plan.cells[0][0].weights.W.device
         self._index = self._device.index if self._device.type == "cuda" else -1
-        self._kinds: dict[Any, RepeatedBackward | None] = {}
-        self._latest: RepeatedBackward | None = None
+        self._kinds: dict[Any, _native.GPUBackward | None] = {}
+        # and what it was asked for
+        self._latest: tuple[_native.GPUBackward, tuple[Any, ...]] | None = None
 
     def run(
         self,
@@ -91,8 +89,8 @@ class PreparedBackward:
         ):
             return None
         latest = self._latest
-        if latest is not None and latest.native is not None and (wanted, dtype) == latest.wanted:
-            result = latest.native.run(x, h0, lengths, outs, nan, grad_y, grad_last, packing)
+        if latest is not None and latest[1] == (wanted, dtype):
+            result = latest[0].run(x, h0, lengths, outs, nan, grad_y, grad_last, packing)
             if result is not None:
                 return result
         if self._index >= 0 and torch._C._cuda_getDevice() != self._index:
@@ -100,16 +98,15 @@ class PreparedBackward:
         given = _taken(Given(x, h0, lengths, outs, nan, grad_y, grad_last, packing, dtype))
         if given is None:
             return None
-        repeated = self._repeated(given, wanted)
-        if repeated is None:
+        found = self._repeated(given, wanted)
+        if found is None:
             return None
-        if repeated is not self._latest:
-            if self._latest is not None:
-                self._latest.forget_space()
-            self._latest = repeated
-        return repeated.run(given)
+        if latest is not None and found is not latest[0]:
+            latest[0].forget()
+        self._latest = found, (wanted, dtype)
+        return found.run(*given[:-1])
 
-    def _repeated(self, given: Given, wanted: tuple[bool, ...]) -> RepeatedBackward | None:
+    def _repeated(self, given: Given, wanted: tuple[bool, ...]) -> _native.GPUBackward | None:
         """Return the object that repeats calls of this kind, made at the first of them."""
         packing = given.packing
         kind = (
@@ -124,10 +121,10 @@ class PreparedBackward:
         if capturing(self._device):
             # tensors made now would be valid only after the graph has run
             return None
-        found: RepeatedBackward | None = None
+        found: _native.GPUBackward | None = None
         if self._fits(given):
-            found = RepeatedBackward(self._plan, given, wanted, self._precision, self._machine)
-            found = found if found.follows_plan else None
+            how = (self._precision, self._machine, _KEPT_BYTES)
+            found = repeated(self._plan, given, wanted, *how)
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
         self._kinds[kind] = found
@@ -142,134 +139,12 @@ class PreparedBackward:
         directions = len(self._plan.cells[0])
         for cells in self._plan.cells:
             for cell in cells:
-                if not numbers_of(cell).form.narrow or not boundary.takes(cell.x):
+                if not numbers_of(cell).form.narrow or not takes(cell.x):
                     return False
                 sizes = (N, cell.input_size, cell.hidden_size)
                 if steps_of(*sizes, self._precision, directions) < T:
                     return False
         return True
-
-
-class RepeatedBackward:
-    """Backwards that differ only in addresses.
-
-    Args:
-        plan: The plan.
-        given: The inputs of the first call.
-        wanted: Which gradients to compute.
-        precision: How gradients are multiplied.
-        machine: The machine that runs the kernels.
-
-    Attributes:
-        wanted: `wanted` as given, and the dtype of gradients of weights.
-        follows_plan: Whether kernels read the plan's own tensors, whose addresses do not change.
-        native: The whole call in native code; None if torch has to do part of the work.
-    """
-
-    def __init__(
-        self,
-        plan: GRUPlan,
-        given: Given,
-        wanted: tuple[bool, ...],
-        precision: Precision,
-        machine: Machine,
-    ) -> None:
-        self.wanted = wanted, given.dtype
-        self._machine, self._device = machine, given.x.device
-        launches = self._launches = GRULaunches(plan, given, wanted, precision, machine)
-        self.follows_plan = launches.follows_plan
-        self._steps = launches.steps
-        self._makers = launches.makers
-        self._make_memory = maker((launches.size,), given.x.device, torch.int8)
-        self._lock = threading.Lock()
-        self._space: _Space | None = None
-        self.native = self._native_call(given)
-
-    def _native_call(self, given: Given) -> _native.GPUBackward | None:
-        launches, first = self._launches, self._steps[0]
-        if len(self._steps) > 1 or callable(first):
-            return None
-        for memory in launches.fields.values():
-            first.native.follow(memory.fields)
-        is_gpu = self._device.type == "cuda"
-        raw = torch._C
-        functions = (
-            Tensor,
-            raw._cuda_getDevice if is_gpu else lambda: -1,
-            native_streams(self._machine, self._device),
-            raw._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
-        )
-        index, cells = self._device.index if is_gpu else -1, len(given.outs)
-        T, N = given.x.shape[:2] if given.packing is None else given.packing[:2]
-        rows = (given.lengths is not None, given.packing is not None, T, N)
-        sizes = (index, launches.size, _KEPT_BYTES, cells, *rows)
-        layouts = [_layout(each) for each in (given.x, given.h0, given.grad_y, given.grad_last)]
-        return _native.GPUBackward(
-            first.native,
-            sizes,
-            list(launches.fields),
-            layouts,
-            [self._make_memory, *self._makers],
-            functions,
-            self._machine.raise_for,
-            (first, launches),
-        )
-
-    def forget_space(self) -> None:
-        """Free the memory that is kept for the next call."""
-        self._space = None
-        if self.native is not None:
-            self.native.forget()
-
-    def run(self, given: Given) -> Found:
-        """Compute all gradients of a call."""
-        if self.native is not None:
-            result = self.native.run(*given[:-1])
-            if result is not None:
-                return result
-        stream = self._machine.stream()
-        packing = given.packing
-        made = [None if make is None else make() for make in self._makers[1:]]
-        first = self._makers[0]
-        rows = () if packing is None else (given.x.shape[0],)
-        made.insert(0, None if first is None else first(*rows))
-        _, _, *layout = packing or (0, 0, given.lengths, None, None)
-        tensors = (
-            *(given.x, given.h0, layout[0], given.nan, given.grad_y, given.grad_last),
-            *layout[1:],
-            *given.outs,
-            *made,
-        )
-        with self._lock:
-            # a stream runs calls in order, so calls on the same stream can share memory
-            space = self._space
-            if space is None or space.stream != stream or capturing(self._device):
-                space = self._new_space(stream)
-            memory = space.memory
-            bases = [memory.data_ptr()]
-            bases += [0 if each is None else each.data_ptr() for each in tensors]
-            for tensor, fields in self._launches.fields.items():
-                fields.move(bases[tensor])
-            for step in self._steps:
-                if callable(step):
-                    step(memory, made)
-                else:
-                    step.start(stream)
-        return made
-
-    def _new_space(self, stream: int) -> _Space:
-        """Allocate memory for a call; small memory outside graphs is kept for the next call."""
-        space = _Space(self._make_memory(), stream)
-        if self._launches.size <= _KEPT_BYTES and not capturing(self._device):
-            self._space = space
-        return space
-
-
-class _Space:
-    """The memory of a call, and the stream whose work uses it."""
-
-    def __init__(self, memory: Tensor, stream: int) -> None:
-        self.memory, self.stream = memory, stream
 
 
 def _taken(given: Given) -> Given | None:
@@ -282,7 +157,9 @@ def _taken(given: Given) -> Given | None:
         return None
     if not nan.is_contiguous() or not all(out.is_contiguous() for out in outs):
         return None
-    given = given._replace(h0=_contiguous(h0), grad_last=_contiguous(grad_last))
+    # native code takes no subclass, such as a Parameter
+    x = x if type(x) is Tensor else x.detach().as_subclass(Tensor)
+    given = given._replace(x=x, h0=_contiguous(h0), grad_last=_contiguous(grad_last))
     # conversions need contiguous features
     if grad_y is not None and (packing is not None or grad_y.dtype is not torch.float32):
         given = given._replace(grad_y=grad_y if grad_y.stride(-1) == 1 else grad_y.contiguous())
@@ -290,14 +167,10 @@ def _taken(given: Given) -> Given | None:
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous().resolve_neg()
+    return (
+        None if tensor is None else tensor.detach().as_subclass(Tensor).contiguous().resolve_neg()
+    )
 
 
 def _kind(tensor: Tensor | None) -> tuple[torch.dtype, tuple[int, ...]] | None:
     return None if tensor is None else (tensor.dtype, tensor.stride())
-
-
-def _layout(tensor: Tensor | None) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    if tensor is None:
-        return (), (), 0
-    return tuple(tensor.shape), tensor.stride(), FLOATS[tensor.dtype]

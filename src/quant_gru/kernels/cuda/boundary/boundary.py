@@ -1,10 +1,8 @@
-"""Conversions between real values and codes on a GPU, one launch each."""
+"""Conversions between real values and codes on a GPU, one launch each (host/boundary.hpp)."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,69 +11,11 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
 from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
-from quant_gru.kernels.cuda.machine import PLAIN
-from quant_gru.kernels.cuda.plan.structure import NARROW_BITS
-from quant_gru.kernels.cuda.structs import KINDS
-
-_ROWS = 8  # per block
-BorderC = structure(
-    "BorderC",
-    **dict.fromkeys(("real", "values", "codes", "nan"), ctypes.c_void_p),
-    **dict.fromkeys(("kind", "rows", "features", "zero"), ctypes.c_int64),
-    **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
-)
-MaskC = structure(
-    "MaskC",
-    **dict.fromkeys(("grad", "real", "added"), ctypes.c_void_p),
-    **dict.fromkeys(("step", "next", "rows", "N", "features"), ctypes.c_int64),
-    **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
-)
-RequantizeCodesC = structure(
-    "RequantizeCodesC",
-    codes=ctypes.c_void_p * 2,
-    **dict.fromkeys(("to", "grad", "added"), ctypes.c_void_p),
-    **dict.fromkeys(("kind", "zero", "M", "k"), ctypes.c_int64 * 2),
-    **dict.fromkeys(("rows", "H", "directions", "to_kind", "lo", "hi", "to_zero"), ctypes.c_int64),
-)
-EventsC = structure(
-    "EventsC",
-    **dict.fromkeys(("seed", "events"), ctypes.c_void_p),
-    **dict.fromkeys(("A", "B", "C", "chance", "stream"), ctypes.c_int64),
-)
-_DEQUANTIZE = Kernel.of("boundary/quantize_dequantize", "dequantize", PLAIN)
-_EVENTS = Kernel.of("boundary/random_events", "events", {})
-_THREADS, _MOST_BLOCKS = 128, 1 << 16
-
-
-def takes(quantizer: Quantizer) -> bool:
-    """Return whether these kernels support a quantizer: at most 16 bits."""
-    return quantizer.bits <= NARROW_BITS
-
-
-def requantizes(below: Sequence[Quantizer], above: Quantizer) -> bool:
-    """Return whether `requantize` supports codes: at most 16 bits."""
-    return all(each.bits <= NARROW_BITS for each in (above, *below))
-
-
-def _quantize(quantizer: Quantizer) -> Kernel:
-    return _ruled("boundary/quantize_dequantize", "quantize", "QG_INPUT_RULE", quantizer.rounding)
-
-
-def _masks(quantizer: Quantizer) -> Kernel:
-    return _ruled("boundary/clamp_mask", "mask_clamped", "QG_INPUT_RULE", quantizer.rounding)
-
-
-def _requantizes(sums: Sequence[WeightedSum]) -> Kernel:
-    name = "requantize_codes"
-    return _ruled("boundary/requantize_training", name, "QG_RULE", sums[0].rounding)
-
-
-def _ruled(source: str, function: str, macro: str, rule: str) -> Kernel:
-    """Return a kernel that rounds by a rule; ties to even have no macro."""
-    number = NUMBERS[rule]
-    return Kernel.of(source, function, {**PLAIN, macro: number} if number else PLAIN)
+from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
+from quant_gru.kernels import _native
+from quant_gru.kernels.cpu.plan_packing import pack_quantizer, pack_requantizer
+from quant_gru.kernels.cuda.planned_launches import arguments_of
+from quant_gru.kernels.cuda.recurrence import planner
 
 
 def quantize(
@@ -94,12 +34,11 @@ def quantize(
     x = x.detach().contiguous().resolve_neg()
     codes = torch.empty(x.shape, dtype=quantizer.container, device=x.device)
     nan = torch.empty(x.shape[:-1], dtype=torch.bool, device=x.device)
-    if x.numel():
-        b = _border(quantizer, x.shape[-1])
-        b.real, b.codes, b.nan = x.data_ptr(), codes.data_ptr(), nan.data_ptr()
-        _launch(_quantize(quantizer), b, x, machine)
-    else:
-        nan.zero_()
+    if not x.numel():
+        return codes, nan.zero_()
+    addresses = x.data_ptr(), codes.data_ptr(), nan.data_ptr()
+    how = pack_quantizer(quantizer), NUMBERS[quantizer.rounding]
+    _start(_native.quantize_launch(*how, nan.numel(), x.shape[-1], *addresses), x, machine)
     return codes, nan
 
 
@@ -117,15 +56,15 @@ def dequantize(
         nan: bool (..), rows that become NaN, or None.
         machine: The machine that runs the kernel; None for the codes' GPU.
     """
-    codes = codes.contiguous()
+    codes = codes.to(quantizer.container).contiguous()
     nan = None if nan is None else nan.contiguous()
     values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
     if codes.numel():
-        b = _border(quantizer, codes.shape[-1])
-        b.kind = KINDS[codes.dtype]
-        b.values, b.codes = values.data_ptr(), codes.data_ptr()
-        b.nan = None if nan is None else nan.data_ptr()
-        _launch(_DEQUANTIZE, b, codes, machine)
+        features = codes.shape[-1]
+        rows = codes.numel() // features, features
+        addresses = codes.data_ptr(), 0 if nan is None else nan.data_ptr(), values.data_ptr()
+        launch = _native.dequantize_launch(pack_quantizer(quantizer), *rows, *addresses)
+        _start(launch, codes, machine)
     return values
 
 
@@ -142,18 +81,14 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None 
         return
     if x.is_neg() or x.stride(2) != 1:
         x = x.detach().resolve_neg().contiguous()
-    m, grid = _mask_of(quantizer, x.stride()[:2], x.shape)
-    m.grad, m.real = grad.data_ptr(), x.data_ptr()
-    _start(_masks(quantizer), grid, m, x, machine)
-
-
-def _mask_of(
-    quantizer: Quantizer, strides: tuple[int, ...], shape: tuple[int, ...]
-) -> tuple[Any, Grid]:
-    T, N, features = shape
-    m: Any = MaskC(None, None, None, *strides, T * N, N, features, quantizer.scale)
-    m.lo, m.hi = quantizer.lo - quantizer.zero_point, quantizer.hi - quantizer.zero_point
-    return m, Grid((-(-T * N // _ROWS), 1), 32 * _ROWS)
+    step, following, _ = x.stride()
+    T, N, features = x.shape
+    where = (step, following), (T, N, features)
+    rule = NUMBERS[quantizer.rounding]
+    launch = _native.mask_launch(
+        pack_quantizer(quantizer), rule, *where, x.data_ptr(), grad.data_ptr()
+    )
+    _start(launch, x, machine)
 
 
 def requantize(
@@ -214,32 +149,11 @@ def _requantize(
     if not to.numel():
         return
     T, N, H = codes[0].shape
-    c, grid = _requantization(sums, below, above, (T, N, H))
     keep = [each.to(q.container).contiguous() for q, each in zip(below, codes, strict=True)]
-    for d, each in enumerate(keep):
-        c.codes[d] = each.data_ptr()
-    if to.is_floating_point():
-        c.grad = to.data_ptr()
-    else:
-        c.to, c.to_kind = to.data_ptr(), KINDS[to.dtype]
-    _start(_requantizes(sums), grid, c, to, machine)
-
-
-def _requantization(
-    sums: Sequence[WeightedSum],
-    below: Sequence[Quantizer],
-    above: Quantizer,
-    shape: tuple[int, int, int],
-) -> tuple[Any, Grid]:
-    T, N, H = shape
-    c: Any = RequantizeCodesC()
-    for d, (q, weighted_sum) in enumerate(zip(below, sums, strict=True)):
-        c.kind[d], c.zero[d] = KINDS[q.container], q.zero_point
-        c.M[d], c.k[d] = int(weighted_sum.multipliers[0]), int(weighted_sum.shift)
-    c.to_kind, c.to_zero = KINDS[above.container], above.zero_point
-    c.rows, c.H, c.directions = T * N, H, len(below)
-    c.lo, c.hi = above.lo - above.zero_point, above.hi - above.zero_point
-    return c, Grid((-(-c.rows // _ROWS), 1), 32 * _ROWS)
+    how = [pack_requantizer(s, q, above) for s, q in zip(sums, below, strict=True)]
+    results = (0, to.data_ptr()) if to.is_floating_point() else (to.data_ptr(), 0)
+    addresses = [each.data_ptr() for each in keep]
+    _start(_native.requantize_launch(how, addresses, T * N, H, *results), to, machine)
 
 
 def events(
@@ -260,29 +174,15 @@ def events(
     """
     found = torch.empty(shape, dtype=torch.bool, device=seed.device)
     if found.numel():
-        e: Any = EventsC(seed.data_ptr(), found.data_ptr(), *shape, chance(p), stream)
-        _start(
-            _EVENTS, Grid((min(shape[0] * shape[1], _MOST_BLOCKS), 1), _THREADS), e, seed, machine
-        )
+        given = seed.data_ptr(), found.data_ptr(), shape, chance(p), stream
+        _start(_native.events_launch(*given), seed, machine)
     return found
 
 
-def _border(q: Quantizer, features: int) -> Any:
-    b: Any = BorderC()
-    b.kind, b.features = KINDS[q.container], features
-    b.zero, b.scale = q.zero_point, q.scale
-    b.lo, b.hi = q.lo - q.zero_point, q.hi - q.zero_point
-    return b
-
-
-def _launch(kernel: Kernel, b: Any, x: Tensor, machine: Machine | None) -> None:
-    b.rows = x.numel() // x.shape[-1]
-    _start(kernel, Grid((-(-b.rows // _ROWS), 1), 32 * _ROWS), b, x, machine)
-
-
-def _start(kernel: Kernel, grid: Grid, arguments: Any, x: Tensor, machine: Machine | None) -> None:
+def _start(launch: _native.PlannedLaunch, of: Tensor, machine: Machine | None) -> None:
     if machine is None:
         from quant_gru.kernels.cuda.machine import machine_of
 
-        machine = machine_of(x.device)
-    machine.launch(kernel, grid, arguments)
+        machine = machine_of(of.device)
+    kernel = Kernel.of(*launch[:3])
+    machine.launch(kernel, planner.grid_of(launch[3]), arguments_of(launch))

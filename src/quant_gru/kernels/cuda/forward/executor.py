@@ -13,8 +13,8 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.forward import planned_launches
-from quant_gru.kernels.cuda.forward.layer import Cell
+from quant_gru.kernels.cuda import planned_launches
+from quant_gru.kernels.cuda.plan.cell import Cell, filled
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -137,7 +137,7 @@ def _run(calls: Sequence[_Call], machine: Machine) -> None:
     x, lengths = calls[0].x, calls[0].lengths
     T, N, _ = x.shape
     keep: list[Any] = []
-    with planner.our_errors():
+    with filled([call.cell for call in calls], machine), planner.our_errors():
         launches, space = _native.code_launches_of(
             [call.cell.native(keep) for call in calls],
             chip_of(machine),
@@ -156,7 +156,7 @@ def _run(calls: Sequence[_Call], machine: Machine) -> None:
         source, function, macros, grid, *_, product = launch
         if product is not None:
             call = calls[product[0]]
-            weights = call.cell.numbers.gemm[product[1]][0]
+            weights = call.cell.arrays.weights(product[1], *product[3:5])
             planned_launches.product_in(workspace, call.x.flatten(0, 1), weights, product)
             continue
         if macros is not known:

@@ -7,7 +7,6 @@ its arguments except addresses of the call's tensors.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,26 +15,17 @@ from torch import Tensor
 
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
-from quant_gru.kernel_runtime._native import Fields
 from quant_gru.kernel_runtime.allocators import maker, row_maker
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.forward.layer import Cell
-from quant_gru.kernels.cuda.forward.planned_launches import (
-    BLOCKS,
-    arguments_of,
-    joined,
-    load_gemm,
-    product_in,
-)
+from quant_gru.kernels.cuda.plan.cell import Cell, filled
+from quant_gru.kernels.cuda.plan.tensors import Arrays
+from quant_gru.kernels.cuda.planned_launches import BLOCKS, Steps, Work, load_gemm, product_in
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import KINDS
-
-Product = Callable[[Tensor], None]
-"""A GEMM of torch between launches, of matrices in the call's workspace."""
 
 _CONTAINERS = list(KINDS)
 
@@ -48,6 +38,7 @@ class Planned(NamedTuple):
         space: Bytes of the workspace.
         codes: Bytes of the codes of states that a backward reads.
         kept: For each cell, the offset and dtype of its codes.
+        arrays: For each cell, its arrays.
         keep: The owners of memory that arguments point to.
     """
 
@@ -55,6 +46,7 @@ class Planned(NamedTuple):
     space: int
     codes: int
     kept: Sequence[tuple[int, torch.dtype]]
+    arrays: Sequence[Arrays]
     keep: list[Any]
 
 
@@ -77,12 +69,12 @@ def planned(
         keeps: Whether calls keep data for a backward.
     """
     keep: list[Any] = []
-    cells = [cell.native(keep) for layer in layers for cell in layer]
+    cells = [cell for layer in layers for cell in layer]
     states = -1 if form.states is None else FLOATS[form.states]
     dtypes = FLOATS[form.values], states, FLOATS[form.results], FLOATS[form.last]
-    with planner.our_errors():
+    with filled(cells, machine), planner.our_errors():
         made = _native.launches_of(
-            cells,
+            [cell.native(keep) for cell in cells],
             len(layers[0]),
             chip_of(machine),
             T,
@@ -92,10 +84,13 @@ def planned(
             POLICY,
             lambda *kernel: machine.expect(Kernel.of(*kernel)),
         )
+        arrays = [cell.arrays for cell in cells]
     if made is None:
         return None
     launches, space, codes, kept = made
-    return Planned(launches, space, codes, [(at, _CONTAINERS[kind]) for at, kind in kept], keep)
+    return Planned(
+        launches, space, codes, [(at, _CONTAINERS[kind]) for at, kind in kept], arrays, keep
+    )
 
 
 class Schedule:
@@ -125,45 +120,34 @@ class Schedule:
         keeps: bool,
         plan: Planned,
     ) -> None:
-        cells = [cell.numbers for layer in layers for cell in layer]
-        numbers, self._kept = cells[0], plan.kept
+        cells = [cell for layer in layers for cell in layer]
+        numbers, self._kept = cells[0].numbers, plan.kept
         self._sizes, device = (T, N, numbers.H), numbers.device
-        fields = [Fields() for _ in range(BLOCKS)]
         inputs: list[tuple[int, int, int]] = []
-        self.records: list[Any] = []
-        steps: list[Prepared | Product] = []
+        steps, multiplies = Steps(machine, BLOCKS), False
         for launch in plan.launches:
-            source, function, macros, grid, _, places, reads, product = launch
+            *_, reads, product = launch
             if product is not None:
-                steps.append(_product(cells[product[0]].gemm[product[1]][0], product))
+                steps.add(_product(plan.arrays[product[0]], product))
+                multiplies = True
                 continue
-            record = arguments_of(launch)
-            base = ctypes.addressof(record)
-            for at, block, offset in places:
-                fields[block].add(base + at, offset)
+            base = steps.launch(launch)
             if reads is not None:
                 step, following, fours = reads
                 inputs.append((base + step, base + following, fours and base + fours))
-            self.records.append(record)
-            kernel = Kernel.of(source, function, macros)
-            steps.append(machine.prepare(kernel, planner.grid_of(grid), record))
-        if any(map(callable, steps)) and not capturing(device):
+        self.records = steps.records
+        if multiplies and not capturing(device):
             # load cuBLAS while kernels compile; the next statement waits for them
             load_gemm(device)
-        started = joined(machine, steps)
-        width = len(layers[0]) * numbers.H
         self.call = _native.Call(
-            [each if callable(each) else each.native for each in started],
-            fields,
+            steps.native(plan.keep),
             inputs,
             numbers.C,
             plan.space,
-            self._makers(form, plan, width, len(cells), keeps, device),
+            self._makers(form, plan, len(layers[0]) * numbers.H, len(cells), keeps, device),
             Tensor,
             device.index if device.type == "cuda" else -1,
             native_streams(machine, device),
-            machine.raise_for,
-            (started, fields, self.records, plan.keep),
         )
 
     def _makers(
@@ -227,5 +211,6 @@ class Schedule:
         return found
 
 
-def _product(weights: Tensor, product: _native.PlannedProduct) -> Product:
-    return lambda space: product_in(space, None, weights, product)
+def _product(arrays: Arrays, product: _native.PlannedProduct) -> Work:
+    weights = arrays.weights(product[1], *product[3:5])
+    return lambda space, _: product_in(space, None, weights, product)

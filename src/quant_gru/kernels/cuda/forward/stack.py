@@ -18,7 +18,7 @@ from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward.launch_plan import Schedule, planned
-from quant_gru.kernels.cuda.forward.layer import Cell
+from quant_gru.kernels.cuda.plan.cell import Cell
 from quant_gru.kernels.cuda.plan.tensors import CHANGES, numbers_of
 
 _MOST_SCHEDULES = 64
@@ -138,12 +138,10 @@ class Stack:
     ) -> tuple[Tensor, Tensor] | None:
         T, N = x.shape[:2] if packing is None else packing[:2]
         form = CallForm.of(x, h0, dtype, packing)
-        schedule = self.schedule(T, N, form, lengths is not None, kept is not None)
+        schedule = self.schedule(T, N, form, kept is not None)
         return None if schedule is None else schedule.run(x, h0, lengths, kept, packing)
 
-    def schedule(
-        self, T: int, N: int, form: CallForm, with_lengths: bool = False, keeps: bool = False
-    ) -> Schedule | None:
+    def schedule(self, T: int, N: int, form: CallForm, keeps: bool = False) -> Schedule | None:
         """Return the schedule of calls of a size, which is created at its first use.
 
         The stack's device must be the current device.
@@ -152,13 +150,12 @@ class Stack:
             T: Steps.
             N: Rows.
             form: The form of calls.
-            with_lengths: Whether lengths are given.
             keeps: Whether calls keep data for a backward.
 
         Returns:
             The schedule. None if the call has no steps or rows, or if weights do not fit registers.
         """
-        key = (T, N, form, with_lengths, keeps)
+        key = (T, N, form, keeps)
         schedule: Schedule | None = self._schedules.get(key, _MISSING)
         if schedule is _MISSING:
             schedule = None
@@ -275,7 +272,7 @@ class Stack:
         T, N = x.shape[:2] if packing is None else packing[:2]
         form = CallForm.of(x, h0, dtype, packing)
         # there is no entry for a call that ran during graph capture
-        schedule = self._schedules.get((T, N, form, lengths is not None, keeps))
+        schedule = self._schedules.get((T, N, form, keeps))
         if schedule is None:
             return None
         states = -1 if h0 is None else FLOATS[h0.dtype]

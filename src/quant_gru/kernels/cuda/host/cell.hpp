@@ -7,30 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/host/derived_arrays.hpp"
 #include "cuda/host/plans/gate_numbers.hpp"
 #include "cuda/host/plans/projection.hpp"
 
 namespace quant_gru::cuda {
 
 constexpr int64_t padded_features(int64_t features) { return (features + 15) / 16 * 16; }
-
-// R as operands of the matrix instruction, for a shape of the recurrence.
-struct Fragments {
-    Address weights, bias, m;
-};
-
-// Operands of byte products with W: (columns, padded) weights, and what is added to the sums.
-struct ByteWeights {
-    Address weights, folded, folded_bytes, m_float;
-    int64_t padded;
-};
-
-// W or R as operand of byte products with int_mm.cu and per_step.cu, which explain the planes.
-struct GemmWeights {
-    Address weights, folded;
-    int64_t columns, third, padded;  // see byte_product.cu
-    int planes;                      // bytes of a weight
-};
 
 // One layer and direction. Derived classes hold its arrays, and may create them when they are asked
 // for.
@@ -75,7 +58,7 @@ class Cell {
     // M / 2^k of R h, (3H).
     virtual Address multipliers_R() const = 0;
     virtual Address finite() const = 0;   // whether weights are
-    virtual Address exact_W() const = 0;  // flags, see Numbers.exact_float in Python
+    virtual Address exact_W() const = 0;  // flags, see weights/derived.cuh
     virtual Address exact_R() const = 0;
 
     // W (3H, C) with the numbers of its rows.

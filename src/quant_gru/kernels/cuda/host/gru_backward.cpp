@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "cuda/host/boundary.hpp"
 #include "cuda/host/conversions.hpp"
 #include "cuda/host/plans/structs.hpp"
 
@@ -251,26 +252,12 @@ class Lister {
 
     // From the codes of the layer below to the input of a direction.
     Draft<RequantizeCodesC> requantization(int64_t layer, int64_t d) const {
-        Draft<RequantizeCodesC> draft;
         const int64_t index = layer * D_ + d;
-        const QuantizerNumbers &above = numbers(index).x;
-        for (int64_t i = 0; i < D_; ++i) {
-            const auto to = static_cast<size_t>(i);
-            const QuantizerNumbers &below = numbers((layer - 1) * D_ + i).h;
-            const SumNumbers &sum = at(index).between().at(to);
-            draft->kind[to] = kind_of(below);
-            draft->zero[to] = below.zero;
-            draft->M[to] = sum.M[0];
-            draft->k[to] = sum.k;
-        }
-        draft->rows = T_ * N_;
-        draft->H = H_;
-        draft->directions = D_;
-        draft->to_kind = kind_of(above);
-        draft->lo = above.lo() - above.zero;
-        draft->hi = above.hi() - above.zero;
-        draft->to_zero = above.zero;
-        return draft;
+        std::vector<Below> below;
+        for (int64_t i = 0; i < D_; ++i)
+            below.push_back(
+                {numbers((layer - 1) * D_ + i).h, at(index).between().at(static_cast<size_t>(i))});
+        return requantization_of(below, numbers(index).x, T_ * N_, H_);
     }
     void read_codes(Draft<RequantizeCodesC> &draft, int64_t layer) const {
         for (int64_t d = 0; d < D_; ++d)
@@ -317,14 +304,7 @@ class Lister {
     Place add_state(int64_t index, int64_t d) {
         const QuantizerNumbers &h = numbers(index).h;
         const Place codes = room(N_ * H_ * container_bytes(h.container()), "h0", d);
-        Draft<BorderC> draft;
-        draft->kind = kind_of(h);
-        draft->rows = N_;
-        draft->features = H_;
-        draft->zero = h.zero;
-        draft->scale = h.scale;
-        draft->lo = static_cast<float>(h.lo() - h.zero);
-        draft->hi = static_cast<float>(h.hi() - h.zero);
+        Draft<BorderC> draft = border_of(h, N_, H_);
         draft.point(draft->real, h0_at_ + 4 * N_ * H_ * index);
         draft.point(draft->codes, codes);
         draft.point(draft->nan, room(N_, "nan of h0"));
@@ -334,15 +314,7 @@ class Lister {
 
     void mask(const QuantizerNumbers &q, const RealLayout &layout, const Shape &shape, Place real,
               Place grad, const std::optional<Place> &added = {}) {
-        Draft<MaskC> draft;
-        draft->step = layout.step;
-        draft->next = layout.next;
-        draft->rows = shape[0] * shape[1];
-        draft->N = shape[1];
-        draft->features = shape[2];
-        draft->scale = q.scale;
-        draft->lo = static_cast<float>(q.lo() - q.zero);
-        draft->hi = static_cast<float>(q.hi() - q.zero);
+        Draft<MaskC> draft = mask_of(q, layout.step, layout.next, shape);
         draft.point(draft->real, real);
         draft.point(draft->grad, grad);
         if (added) draft.point(draft->added, *added);

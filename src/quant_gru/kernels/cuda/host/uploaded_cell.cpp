@@ -9,10 +9,6 @@
 namespace quant_gru::cuda {
 namespace {
 
-const QuantizerNumbers &operand_of(const CellNumbers &n, int which) { return which ? n.h : n.x; }
-const QuantizerNumbers &result_of(const CellNumbers &n, int which) { return which ? n.Rh : n.Wx; }
-const MatrixNumbers &weights_of(const CellNumbers &n, int which) { return which ? n.R : n.W; }
-
 int64_t code_of(const MatrixNumbers &w, size_t i) {
     switch (w.kind) {
         case Container::i8:
@@ -96,18 +92,13 @@ MatrixC UploadedCell::R() {
 
 MatrixC UploadedCell::matrix(int which) {
     const MatrixNumbers &w = weights_of(n_, which);
-    const QuantizerNumbers &operand = operand_of(n_, which), &out = result_of(n_, which);
     const auto bytes = static_cast<size_t>(3 * H()) * sizeof(int64_t);
-    MatrixC c{};
+    MatrixC c = row_numbers(n_, which);
     c.bias = arrays_.add(w.bias, bytes);
     c.M = arrays_.add(w.M, bytes);
     c.k = arrays_.add(w.k, bytes);
     if (form_.narrow) c.m = arrays_.add(m_[static_cast<size_t>(which)]);
     c.kind = static_cast<int64_t>(w.kind);
-    c.bias_shift = bias_shift(w.weight_bits, operand.bits);
-    c.zero = operand.zero;
-    c.lo = c.code_lo = out.lo() - out.zero;
-    c.hi = out.hi() - out.zero;
     return c;
 }
 
@@ -129,13 +120,10 @@ std::array<MatrixC, 2> UploadedCell::transposed() {
     return transposed_;
 }
 
-// The flags of Numbers.exact_float in Python, for W x.
+// The flags of weights/derived.cuh, for W x.
 std::array<int32_t, 2> UploadedCell::exact_of_W() const {
     const bool two = x_planes() == 2, long_sums = two && C() > 512;
-    const int64_t lo = n_.Wx.lo() - n_.Wx.zero;
-    const bool even = n_.rounding == QG_HALF_EVEN;
-    const auto added = static_cast<double>(even ? std::llabs(lo % 2 ? lo + 127 : lo + 128)
-                                                : 2 * std::llabs(lo) + 1);
+    const double added = added_to_bytes(n_);
     std::array<int32_t, 2> all{1, 1};
     for (int64_t row = 0; row < 3 * H(); ++row) {
         int64_t size = 0, sum = 0;
@@ -165,7 +153,7 @@ std::array<int32_t, 2> UploadedCell::exact_of_W() const {
     return all;
 }
 
-// The flags of Numbers.exact_float in Python, for R h.
+// The flags of weights/derived.cuh, for R h.
 std::array<int32_t, 2> UploadedCell::exact_of_R() const {
     const int64_t middle = (H() + 127) / 128 * 64;
     std::array<int32_t, 2> all{1, 1};
@@ -199,8 +187,8 @@ std::array<int32_t, 2> UploadedCell::exact_of_R() const {
 }
 
 void UploadedCell::add_bytes() {
-    const int64_t rows = 3 * H(), columns = (rows + 15) / 16 * 16;
-    bytes_.padded = (std::max<int64_t>(C(), 1) + 15) / 16 * 16;
+    const int64_t rows = 3 * H(), columns = gemm_sizes(n_, 0).columns;
+    bytes_.padded = gemm_sizes(n_, 0).padded;
     std::vector<int8_t> weights(static_cast<size_t>(columns * bytes_.padded));
     std::vector<int64_t> folded;
     std::vector<int32_t> folded_bytes;
@@ -229,12 +217,8 @@ GemmWeights UploadedCell::gemm(int which) {
     const MatrixNumbers &w = weights_of(n_, which);
     const QuantizerNumbers &operand = operand_of(n_, which);
     const int64_t rows = 3 * H(), features = w.inputs;
-    g.planes = planes_of(w.weight_bits);
-    g.columns = (g.planes == 1 ? rows : 2 * rows + 1) + 15;
-    g.columns -= g.columns % 16;
-    g.third = (g.columns + 2) / 3;
-    g.padded = (std::max<int64_t>(features, 1) + 15) / 16 * 16;
-    std::vector<int8_t> weights(static_cast<size_t>(3 * g.third * g.padded));
+    g = gemm_sizes(n_, which);
+    std::vector<int8_t> weights(static_cast<size_t>((g.columns + 2) * g.padded));
     const auto at = [&](int64_t row, int64_t i) -> int8_t & {
         return weights[static_cast<size_t>(row * g.padded + i)];
     };

@@ -18,8 +18,6 @@ _TABLES = ("gate.z_out", "gate.r_out", "gate.g_out")
 # how kernels read a table: one entry per code in shared or global memory, quadratics, compressed
 DIRECT, DIRECT_GLOBAL, QUADRATIC, COMPRESSED = 0, 1, 2, 3
 NARROW_BITS = 16
-SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
-MAGIC = 12582912.0  # Magic<float>::number() in gates/arithmetic.cuh
 
 
 class FrozenNumbers:
@@ -64,6 +62,11 @@ def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
         refuse_in_capture(device, COLD)
         found = _frozen[frozen] = FrozenNumbers(frozen)
     return found
+
+
+def takes(*quantizers: Quantizer) -> bool:
+    """Return whether kernels that convert real values and codes support quantizers."""
+    return all(each.bits <= NARROW_BITS for each in quantizers)
 
 
 def planes_of(bits: int) -> int:

@@ -21,7 +21,7 @@ struct Projected {
     const double *m;              // (3H), M / 2^k
     const int32_t *folded_bytes;  // `folded` as int32
     const float *m_float;
-    const int32_t *exact_float;  // (2), whether int32 and float suffice, see Numbers.exact_float
+    const int32_t *exact_float;  // (2), whether int32 and float suffice, see derived.cuh
     void *Wx;                    // [t][tile][group][16 * NB]
     int64_t T, N, H, padded, NB, tiles, groups, wide;
     int64_t lo, hi, code_lo;  // limits and smallest code of W x, minus its zero point
@@ -315,7 +315,7 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
 // odd, the negated largest code. With other rules it clamps to 0 and 255: the smallest code is
 // subtracted, and half of a code is added; see `round_product`. With QG_HALF_AWAY, the number below
 // it turns ties of negative results down, and nothing else: it is at most a multiplier less.
-// See Numbers.exact_float for the magnitudes allowed.
+// See weights/derived.cuh for the magnitudes allowed.
 template <class Sum>
 inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
                         const float (&m)[3][2], const int (&folded)[3][2]) {

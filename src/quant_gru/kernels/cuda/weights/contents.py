@@ -90,17 +90,10 @@ class Contents:
 
     def watch(self, guard: _native.WeightGuard) -> None:
         """Let a guard start looks after calls, and report what they find."""
-        look = self._machine.join(self._launches)
-        look.native.follow(self._part.fields)
-        guard.watch(
-            look.native,
-            self.found,
-            self.mark,
-            self.parts,
-            self._machine.stream,
-            self._machine.raise_for,
-            (self, look),
-        )
+        machine, look = self._machine, self._machine.join(self._launches)
+        fields, keep = [self._part.fields], (self, look)
+        looks = _native.Steps([look.native], fields, machine.raise_for, keep)
+        guard.watch(looks, self.found, self.mark, self.parts, machine.stream)
 
 
 def _chunks_of(tensor: Tensor) -> int:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quant_gru.integer.plan import FrozenPart, WeightPart, bias_limit, bias_shift
+from quant_gru.integer.plan import FrozenPart, WeightPart
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import code_limits
-from quant_gru.integer.weighted_sum import significant_bits
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.cpu.plan_packing import pack_target
 from quant_gru.kernels.cuda.machine import PLAIN
-from quant_gru.kernels.cuda.plan.structure import byte_offset, planes_of
 from quant_gru.kernels.cuda.plan.tensors import CHANGES, Numbers, kept_numbers
 from quant_gru.kernels.cuda.structs import KINDS, WeightsC
 
@@ -23,7 +23,11 @@ Given = tuple[tuple[int, torch.dtype | None], ...]
 
 _REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _THREADS = 256
-_MOST_FRAGMENTS = 4
+# what the arguments share with those of an update on a CPU
+_TARGET = (
+    "bits b_bits codes b_codes scales b_scales B M k operand_scale result_scale b_unit".split()
+)
+_TARGET += "limit significant factors term_limit unit_exponent".split()
 _ROW_SCALES = Kernel.of("weights/row_scales", "row_scales", PLAIN)
 _CORRECT = Kernel.of("weights/correct_bias", "correct_bias", PLAIN)
 _REQUANTIZE = Kernel.of("weights/requantize", "requantize_weights", PLAIN)
@@ -57,7 +61,6 @@ class Writer:
         self._arguments: Any = WeightsC()
         self._arguments.H = rows // 3
         self._arguments.finite = part.finite.data_ptr()
-        self._arguments.planes_R = planes_of(part.bits_R)
         self._arguments.free = qparams.config.scale_kind == "free"
         for which in range(2):
             self._fill(which, qparams, frozen)
@@ -71,40 +74,19 @@ class Writer:
         self._launch: Prepared | None = None
 
     def _fill(self, which: int, qparams: QParams, frozen: FrozenPart) -> None:
-        part, c = self._part, self._arguments.operands[which]
-        weight, bias = (("weight.W", "weight.bw"), ("weight.R", "weight.br"))[which]
-        codes, b_codes = ((part.W, part.bw), (part.R, part.br))[which]
-        B, sums = ((part.Bw, part.Wx), (part.Br, part.Rh))[which]
-        q = frozen.quantizers
-        operand = q["output.h" if which else "input.x"]
-        result = q["matmul.Rh" if which else "matmul.Wx"]
-        bits, b_bits = (qparams.config[name].bitwidth or 1 for name in (weight, bias))
+        c, part = self._arguments.operands[which], self._part
+        target = pack_target(which, qparams, frozen, part)
+        for name in _TARGET:
+            setattr(c, name, target[name])
+        c.K = target["n"]
         c.w_scale, c.b_scale = (self._space[2 * which + i].data_ptr() for i in range(2))
-        c.codes, c.b_codes = codes.data_ptr(), b_codes.data_ptr()
-        c.kind, c.b_kind = KINDS[codes.dtype], KINDS[b_codes.dtype]
-        c.scales, c.b_scales = (part.scales[name].data_ptr() for name in (weight, bias))
-        (M,), k = sums.multipliers, sums.shift
-        assert isinstance(M, Tensor)
-        assert isinstance(k, Tensor)
-        c.B, c.M, c.k = B.data_ptr(), M.data_ptr(), k.data_ptr()
-        c.K, c.bits, c.b_bits = codes.shape[1], bits, b_bits
-        c.planes = planes_of(bits)
-        c.significant = significant_bits(bits + operand.bits)
-        c.fold = byte_offset(operand) - operand.zero_point
-        c.fold_words = c.fold + (128 if planes_of(operand.bits) == 2 else 0)
-        c.reach = operand.max_abs
-        c.lo, c.hi = code_limits(bits, signed=True)
-        c.b_lo, c.b_hi = code_limits(b_bits, signed=True)
-        c.operand_scale, c.result_scale = operand.scale, result.scale
-        c.b_unit = float(1 << bias_shift(bits, operand.bits))
-        c.limit = bias_limit(bits, operand.bits)
-        mean = None if which else qparams.input_mean
-        if mean is not None:
-            # the mean, which the parameters keep, keeps the factors
-            errors, factors = mean.on(codes.device, bits)
-            self._bias = torch.empty(len(codes), dtype=torch.float32, device=codes.device)
-            c.factors, c.corrected = factors.data_ptr(), self._bias.data_ptr()
-            c.term_limit, c.unit_exponent = errors.limit, errors.exponent
+        codes = ((part.W, part.bw), (part.R, part.br))[which]
+        c.kind, c.b_kind = (KINDS[each.dtype] for each in codes)
+        c.lo, c.hi = code_limits(c.bits, signed=True)
+        c.b_lo, c.b_hi = code_limits(c.b_bits, signed=True)
+        if target["factors"]:
+            self._bias = torch.empty(len(codes[0]), dtype=torch.float32, device=part.W.device)
+            c.corrected = self._bias.data_ptr()
 
     def takes(self, *values: Tensor | None) -> bool:
         """Return whether the kernels can read these weights, by their dtype and device."""
@@ -178,7 +160,7 @@ class Writer:
             given: The arguments of `repeat`.
         """
         numbers = kept_numbers(self._part)
-        seen = (numbers, 0 if numbers is None else numbers.derived)
+        seen = (numbers, 0 if numbers is None else numbers.arrays.native.count)
         if self._drops or self._more or given != self._given or seen != self._seen:
             return None
         return self._launch
@@ -193,11 +175,14 @@ class Writer:
             CHANGES.count += 1
             for i, each in enumerate(given):
                 self._set(i, *each)
-        numbers, (seen, derived) = kept_numbers(self._part), self._seen
-        if numbers is not seen or (numbers is not None and numbers.derived != derived):
-            self._seen = (numbers, 0 if numbers is None else numbers.derived)
-            CHANGES.count += 1
-            self._point(numbers)
+        numbers = kept_numbers(self._part)
+        if numbers is not None:
+            native = numbers.arrays.native
+            if self._seen != (numbers, native.count):
+                self._seen = (numbers, native.count)
+                CHANGES.count += 1
+                # the arrays that kernels derive from the part
+                self._more = not native.add_to(ctypes.addressof(self._arguments))
         if self._launch is None:
             blocks = -(-3 * self._arguments.H // (_THREADS // 32))
             kernels = [(_ROW_SCALES, 2), (_REQUANTIZE, 2)]
@@ -211,7 +196,7 @@ class Writer:
             )
         self._launch.start(self._machine.stream())
         if numbers is not None and self._more:
-            numbers.refresh(("_columns",), _MOST_FRAGMENTS)
+            numbers.arrays.refresh()
 
     def _set(self, index: int, address: int, dtype: torch.dtype | None) -> None:
         """Point the arguments to W, R, bw or br, by index."""
@@ -220,32 +205,3 @@ class Writer:
             c.w, c.w_real = address, real
         else:
             c.b, c.b_real = address, real
-
-    def _point(self, numbers: Numbers | None) -> None:
-        """Point the arguments to the data that was derived from the part."""
-        arguments = self._arguments
-        arguments.count, self._more = 0, False
-        made = {} if numbers is None else numbers.__dict__
-        for which, c in enumerate(arguments.operands):
-            c.m = made["multipliers"][which].data_ptr() if "multipliers" in made else None
-            c.gemm = c.folded = c.exact_float = None
-            if "gemm" in made:
-                weights, folded = made["gemm"][which]
-                c.gemm, c.folded, c.padded = weights.data_ptr(), folded.data_ptr(), len(weights)
-            if numbers is not None and "exact_float" in made:
-                c.whole = numbers.form.in_int32 if which else 2 * (numbers.x_planes == 2)
-                c.long_sums, c.added = numbers.long_sums, numbers.added
-                c.exact_float = made["exact_float"][which].data_ptr()
-        c = arguments.operands[0]
-        c.folded_bytes = c.m_float = None
-        c.tiles = made["tiles"].data_ptr() if "tiles" in made else None
-        if "of_bytes" in made:
-            c.folded_bytes, c.m_float = (each.data_ptr() for each in made["of_bytes"])
-        if numbers is None:
-            return
-        for (features, units), kept in list(numbers.packed().items())[:_MOST_FRAGMENTS]:
-            f = arguments.fragments[arguments.count]
-            f.bytes, f.bias, f.m = (each.data_ptr() for each in kept)
-            f.features, f.units = features, units
-            arguments.count += 1
-        self._more = "_columns" in made or len(numbers.packed()) > _MOST_FRAGMENTS

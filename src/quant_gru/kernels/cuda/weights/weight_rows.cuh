@@ -36,13 +36,13 @@ struct Operand {             // W or R, with its bias
     int64_t K, padded, planes, significant, fold, fold_words, reach;
     double lo, hi, b_lo, b_hi, operand_scale, result_scale, b_unit, limit, term_limit;
     int64_t bits, b_bits;
-    // `whole` selects the conditions of Numbers.exact_float on accumulators and multipliers: 1 if
+    // `whole` selects the conditions of exact_float on accumulators and multipliers: 1 if
     // R h is in int32, 2 if x has two planes, otherwise 0
     int64_t whole, long_sums, unit_exponent;
     double added;  // magnitude of the constant that is added before rounding to a byte
 };
 
-struct Fragments {  // R as the A operand of the MMA instruction, see plan/tensors.py
+struct Fragments {  // R as the A operand of the MMA instruction, see derived.cuh
     int8_t *bytes;
     double *bias;
     double *m;
@@ -54,7 +54,8 @@ struct Weights {
     Fragments fragments[4];
     uint8_t *finite;
     int64_t H, count, planes_R, free;
-    float keep;  // 1 - p: divides the scales of R if codes are dropped with probability p
+    float keep;           // 1 - p: divides the scales of R if codes are dropped with probability p
+    int32_t *columns[2];  // transposed codes (K, 3H), which derive.cu writes
 };
 
 inline double real_half(uint16_t v) {

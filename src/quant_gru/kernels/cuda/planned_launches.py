@@ -1,21 +1,26 @@
-"""Launches that native code has planned (host/launches.hpp): their arguments and products."""
+"""Launches that native code has planned (host/launches.hpp), prepared, and products among them."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
+from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.recurrence import planner
 
 BLOCKS, LENGTHS, SPACE = 10, 2, 7
 """The number of memories of a call, and the places of lengths and workspace among them."""
+
+Work = Callable[[Tensor, Sequence[Tensor | None] | None], None]
+"""Work of torch between launches. It gets the workspace of a call, and the gradients it makes."""
 
 
 def arguments_of(launch: _native.PlannedLaunch) -> Any:
@@ -24,16 +29,55 @@ def arguments_of(launch: _native.PlannedLaunch) -> Any:
     return (ctypes.c_uint64 * (len(arguments) // 8)).from_buffer_copy(arguments)
 
 
-_Work = TypeVar("_Work", bound=Callable[..., None])
+class Steps:
+    """Prepares the steps of calls that differ only in the addresses of their tensors.
 
+    Args:
+        machine: The machine that runs the kernels.
+        tensors: The number of tensors of a call.
 
-def joined(machine: Machine, steps: Iterable[Prepared | _Work]) -> list[Prepared | _Work]:
-    """Return launches and functions with consecutive launches joined into one."""
-    found: list[Any] = []
-    for is_function, run in itertools.groupby(steps, callable):
-        group: list[Any] = list(run)
-        found += group if is_function else [machine.join(group)]
-    return found
+    Attributes:
+        memories: The argument fields that follow each tensor.
+        records: The arguments of the launches.
+    """
+
+    def __init__(self, machine: Machine, tensors: int) -> None:
+        self.machine = machine
+        self.memories = [Memory() for _ in range(tensors)]
+        self.records: list[Any] = []
+        self._steps: list[Prepared | Work] = []
+
+    def launch(self, launch: _native.PlannedLaunch) -> int:
+        """Add a launch, and return the address of its arguments."""
+        record = arguments_of(launch)
+        base = ctypes.addressof(record)
+        for at, tensor, offset in launch[5]:
+            self.memories[tensor].fields.add(base + at, offset)
+        self.records.append(record)
+        kernel = Kernel.of(*launch[:3])
+        self.add(self.machine.prepare(kernel, planner.grid_of(launch[3]), record))
+        return base
+
+    def add(self, step: Prepared | Work) -> None:
+        """Add a prepared launch, or work of torch."""
+        self._steps.append(step)
+
+    def native(self, keep: object) -> _native.Steps:
+        """Return all steps, with consecutive launches joined into one.
+
+        Args:
+            keep: The owners of other memory whose addresses the arguments have.
+        """
+        steps: list[Any] = []
+        for is_work, run in itertools.groupby(self._steps, callable):
+            group: list[Any] = list(run)
+            steps += group if is_work else [self.machine.join(group)]
+        return _native.Steps(
+            [each if callable(each) else each.native for each in steps],
+            [each.fields for each in self.memories],
+            self.machine.raise_for,
+            (steps, self.memories, self.records, keep),
+        )
 
 
 def point(launch: _native.PlannedLaunch, arguments: Any, bases: Sequence[int]) -> None:

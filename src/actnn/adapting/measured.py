@@ -260,4 +260,4 @@ class Measured:
                 f"{math.sqrt(error):.2f}"
             )
         other = self._gradient(trial, {}, REST, batch=1)
-        self._trials.judge_noise(exact, other, found, lambda: names, more)
+        self._trials.judge_noise(trial, exact, other, found, lambda: names, more)

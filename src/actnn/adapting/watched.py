@@ -85,6 +85,6 @@ class Watched:
         if not exact.is_finite or exact.energy() == 0:
             return False
         self._trials.judge_noise(
-            exact, other, trial.gradient(0), lambda: worst_of(trial, math.floor(self._bits))
+            trial, exact, other, trial.gradient(0), lambda: worst_of(trial, math.floor(self._bits))
         )
         return True

@@ -36,6 +36,11 @@ class Watched:
         """The fewest bits of tensors that have no bits of their own."""
         return self._at or 1
 
+    @property
+    def runs(self) -> int:
+        """How many steps comparisons of gradients have run so far."""
+        return self._trials.runs
+
     def begin_step(self, model: nn.Module | None) -> None:
         """Do nothing."""
 

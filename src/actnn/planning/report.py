@@ -44,7 +44,11 @@ class Report:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that would be held without compression."""
+        """Bytes of the saved tensors before compression.
+
+        Without actnn a step may save more tensors: modules such as norms keep fewer. `estimate`
+        and level L0 have all of them.
+        """
         return sum(record.nbytes for record in self.records)
 
     @property

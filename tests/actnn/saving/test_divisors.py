@@ -368,7 +368,7 @@ def test_a_loss_may_divide_by_what_a_network_makes_of_such_results(name, way):
 
 
 @leaves
-@pytest.mark.parametrize("last", [None, F.silu, F.gelu, lambda x: x * 3 + x], ids=str)
+@pytest.mark.parametrize("last", [None, F.silu, F.gelu, lambda x: x * 3 + x], ids=range(4))
 @pytest.mark.parametrize("way", ["model", "context", "compiled"])
 def test_of_networks_with_other_ends_nothing_more_is_kept(way, last):
     class Logits(nn.Module):

@@ -74,6 +74,11 @@ class Measured:
         """The fewest bits of tensors that have no bits of their own."""
         return REST if self._trial is not None and self._trial[1] == REST else 1
 
+    @property
+    def runs(self) -> int:
+        """How many steps comparisons of gradients have run so far."""
+        return self._trials.runs
+
     def begin_step(self, model: nn.Module | None) -> None:
         """Begin a forward pass."""
         if self._saved:
@@ -260,4 +265,4 @@ class Measured:
                 f"{math.sqrt(error):.2f}"
             )
         other = self._gradient(trial, {}, REST, batch=1)
-        self._trials.judge_noise(exact, other, found, lambda: names, more)
+        self._trials.judge_noise(trial, exact, other, found, lambda: names, more)

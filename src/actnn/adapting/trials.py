@@ -25,7 +25,7 @@ AGAIN = (20, 100, 300)  # forwards at which gradients are compared again, and ev
 LATER = 1000
 PATIENCE = 20  # forwards without a trial after which a warning says so
 SHARE = 0.1  # of the variance over batches: what compression may add
-REPEATED = 1e-6  # a variance below this share of the squared norm: the batch is the same
+MOST = 1.0  # of the squared norm, likewise, where one batch is repeated and has no variance
 WRONG = 0.1  # an error of the gradient, relative, above which codes are no stand-in for tensors
 SMALL = 1 << 28  # bytes of exact tensors that a comparison may take in any case
 FEW = 4  # bits at and below which the noise is worth a look
@@ -80,6 +80,12 @@ class Trial:
                 yield part
         finally:
             self.runs += part.runs
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether all batches are the same one, as where a model is fitted to one batch."""
+        first, *others = self._replays
+        return all(each.has_batch_of(first) for each in others)
 
     @property
     def samples(self) -> int:
@@ -252,6 +258,7 @@ class Trials:
 
     def judge_noise(
         self,
+        trial: Trial,
         exact: Gradient,
         other: Gradient,
         found: Gradient,
@@ -261,6 +268,7 @@ class Trials:
         """Warn if compression adds too much noise.
 
         Args:
+            trial: The batches.
             exact: The gradient of a batch without noise.
             other: That of another batch.
             found: That of the first batch with the noise of compression.
@@ -272,15 +280,15 @@ class Trials:
             return
         energy, noise = exact.energy(), found.distance(exact)
         variance = other.distance(exact) / 2
-        repeated = variance <= REPEATED * energy
-        ratio = noise / (energy if repeated else variance)
+        repeated = trial.is_repeated or not variance
+        ratio, most_share = (noise / energy, MOST) if repeated else (noise / variance, SHARE)
         most = text = ""
         unknown = "noise" not in self._warned
-        if unknown and ratio > SHARE and (names := worst()):
+        if unknown and ratio > most_share and (names := worst()):
             most = "; most comes from " + ", ".join(f"{n} ({s:.0%})" for n, s in names)
         if not math.isfinite(noise):
             text = f"Compression makes the gradient infinite or NaN. Expected it to be finite{most}"
-        elif ratio > SHARE:
+        elif ratio > most_share:
             of = "squared norm of the gradient"
             if not repeated:
                 of = "variance that the gradient has over batches"
@@ -289,18 +297,18 @@ class Trials:
                 fewer = ", so that it drowns the gradient"
             elif not repeated:
                 fewer = f", as if a batch had {ratio / (1 + ratio):.0%} fewer samples"
-            text = f"Compression adds {_percent(ratio)} the {of}{fewer}. Expected at most 10%"
-            text += f"{most}. {self._advice(ratio)}"
+            text = f"Compression adds {_percent(ratio)} the {of}{fewer}. Expected at most "
+            text += f"{most_share:.0%}{most}. {self._advice(ratio, most_share)}"
         if raised:
             self.warn(". ".join(filter(None, (raised, text))), "budget")
         elif text:
             self.warn(text)
 
-    def _advice(self, ratio: float) -> str:
+    def _advice(self, ratio: float, most: float) -> str:
         levels = 2.0**self._average - 1
         for bits in range(int(self._average) + 1, MAX_BITS + 1):
             less = ratio * (levels / (2.0**bits - 1)) ** 2
-            if less <= SHARE and (bits < MAX_BITS or self._compared):
+            if less <= most and (bits < MAX_BITS or self._compared):
                 return f"bits={bits} would add about {less:.1%}"
         return "Keep these tensors (set_choices), or use bits=32"
 

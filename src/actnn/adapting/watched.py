@@ -36,6 +36,11 @@ class Watched:
         """The fewest bits of tensors that have no bits of their own."""
         return self._at or 1
 
+    @property
+    def runs(self) -> int:
+        """How many steps comparisons of gradients have run so far."""
+        return self._trials.runs
+
     def begin_step(self, model: nn.Module | None) -> None:
         """Do nothing."""
 
@@ -85,6 +90,6 @@ class Watched:
         if not exact.is_finite or exact.energy() == 0:
             return False
         self._trials.judge_noise(
-            exact, other, trial.gradient(0), lambda: worst_of(trial, math.floor(self._bits))
+            trial, exact, other, trial.gradient(0), lambda: worst_of(trial, math.floor(self._bits))
         )
         return True

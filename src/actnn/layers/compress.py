@@ -46,8 +46,10 @@ def compress(
     `state_dict` and the identity of all modules stay. `model.actnn` is the `Saving`.
 
     Args:
-        model: The model, on any device. A compressed one gets the new settings.
-        bits: Bits per element, 1 to 8; 32 uses lossless codes only. None leaves it to the level.
+        model: The model, on any device. A compressed one gets the new settings, and loses those of
+            earlier calls, choices included.
+        bits: Bits per element, 1 to 8, on average for levels that adapt; 32 uses lossless codes
+            only. None leaves it to the level.
         level: 'L0' to 'L5' or a sub-level, see `Level`; None is 'L2'.
         group: Neighbouring elements that share a range; a multiple of 32.
         policy: Called for each tensor that may be compressed; None compresses all.

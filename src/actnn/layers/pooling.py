@@ -42,6 +42,11 @@ class Window:
         """The arguments of torch's operations."""
         return self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode
 
+    @property
+    def _type(self) -> torch.dtype:
+        """The type of positions in the input."""
+        return torch.int32 if math.prod(self.sizes) < 1 << 31 else torch.int64
+
     def _starts(self, out: Tensor, dim: int) -> Tensor:
         """Return the first input coordinate of each window, which broadcasts over `out`."""
         n = len(self.kernel)
@@ -69,28 +74,30 @@ class Window:
         result = torch.empty_like(indices, dtype=torch.uint8)
         if self._convert("window_offsets", indices, result):
             return result
-        offset = torch.zeros((), dtype=torch.int64, device=indices.device)
-        rest, place = indices, 1
+        result.zero_()
+        rest, place = indices.to(self._type, copy=True), 1  # all else in place: this may be a peak
         for dim in reversed(range(len(self.kernel))):
-            coordinate = rest % self.sizes[dim]
-            rest = rest // self.sizes[dim]
-            step = (coordinate - self._starts(indices, dim)) // self.dilation[dim]
-            offset, place = offset + step * place, place * self.kernel[dim]
-        return result.copy_(offset)
+            step = rest % self.sizes[dim]
+            rest.floor_divide_(self.sizes[dim])
+            step.sub_(self._starts(indices, dim)).floor_divide_(self.dilation[dim])
+            result.add_(step, alpha=place)
+            place *= self.kernel[dim]
+        return result
 
     def indices(self, offsets: Tensor) -> Tensor:
         """Return the positions in the input, int64."""
         result = torch.empty_like(offsets, dtype=torch.int64)
         if self._convert("window_indices", result, offsets):
             return result
-        rest, place = offsets.to(torch.int64), 1
-        index = torch.zeros((), dtype=torch.int64, device=offsets.device)
+        result.zero_()
+        rest, place = offsets.to(self._type), 1
         for dim in reversed(range(len(self.kernel))):
             step = rest % self.kernel[dim]
-            rest = rest // self.kernel[dim]
-            coordinate = step * self.dilation[dim] + self._starts(offsets, dim)
-            index, place = index + coordinate * place, place * self.sizes[dim]
-        return result.copy_(index)
+            rest.floor_divide_(self.kernel[dim])
+            step.mul_(self.dilation[dim]).add_(self._starts(offsets, dim))
+            result.add_(step, alpha=place)
+            place *= self.sizes[dim]
+        return result
 
 
 class _MaxPool(Function):

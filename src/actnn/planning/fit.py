@@ -374,6 +374,29 @@ def _in_order(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Uni
 
     A unit that is not called itself, but whose children are, is replaced by them.
     """
+    calls = list[nn.Module]()
+    handle = step.model.register_forward_pre_hook(lambda model, _: calls.append(model))
+    try:
+        ran = _called(units, step, saving)
+    finally:
+        handle.remove()
+    if not calls:
+        what = f"only a part of it, {ran[0].path!r}" if ran else "nothing of it"
+        raise ActNNError(
+            f"Expected loss to call the {type(step.model).__name__} that it gets, as in "
+            f"model(example), got one that calls {what}; what other methods save cannot be "
+            "planned. Fit that part, or let forward return the loss"
+        )
+    if not ran:
+        raise ActNNError(
+            f"Expected the forward of {type(step.model).__name__} to call submodules, got none "
+            "that it calls; only what modules save can be planned"
+        )
+    return ran
+
+
+def _called(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Unit]:
+    """The units that a step calls, or those inside of them that it calls instead."""
     nothing = torch.empty(0)
     while True:
         apply(saving, units, [KEEP] * len(units))
@@ -386,14 +409,8 @@ def _in_order(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Uni
         called = {unit.path for unit in ran}
         below = children_of([unit for unit in units if unit.path not in called])
         if not below:
-            break
+            return ran
         units = ran + below
-    if not ran:
-        raise ActNNError(
-            f"Expected the forward of {type(step.model).__name__} to call submodules, got none "
-            "that it calls; only what modules save can be planned"
-        )
-    return ran
 
 
 def _candidates(device: torch.device, bits: Sequence[int], compile: bool) -> list[BlockChoice]:

@@ -33,15 +33,22 @@ class Report:
         records: Each saved tensor: module, shape, bytes before and after, reason.
         peak: Peak of the step in bytes; None if it was not measured.
         timeline: Memory over the step; None if it was not measured.
+        comparisons: Steps that a comparison of gradients ran before the measured step began. The
+            peak contains them; most steps have none.
     """
 
     records: list[Record]
     peak: int | None = None
     timeline: Timeline | None = None
+    comparisons: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that would be held without compression."""
+        """Bytes of the saved tensors before compression.
+
+        Without actnn a step may save more tensors: modules such as norms keep fewer. `estimate`
+        and level L0 have all of them.
+        """
         return sum(record.nbytes for record in self.records)
 
     @property
@@ -92,6 +99,11 @@ class Report:
         lines += ["", f"held {format_bytes(self.held)}, exact {format_bytes(self.nbytes)}"]
         if self.peak is not None:
             lines[-1] += f", peak {format_bytes(self.peak)}"
+        if self.comparisons:
+            lines.append(
+                "The peak is that of a comparison with exact tensors, which ran "
+                f"{self.comparisons} steps before this one. Run report again for that of most steps"
+            )
         return "\n".join(lines)
 
 
@@ -130,11 +142,14 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
     device = next(model.parameters()).device
     known: list[Tensor] = [*model.parameters(), *model.buffers()]
     units = _finest(model) if next(model.children(), None) is not None else []
+    allocator = saving.adaptive
+    before = 0 if allocator is None else allocator.runs
     with _observed(model) as observer, meter_for(device, known) as meter:
         memory = record(units, step, device, meter)
+    compared = 0 if allocator is None else allocator.runs - before
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return Report(list(observer.records), memory.peak, memory)
+    return Report(list(observer.records), memory.peak, memory, compared)
 
 
 @contextmanager

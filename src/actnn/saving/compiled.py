@@ -90,7 +90,7 @@ class GraphHooks:
         # The order of memory, so that the result has strides in the same order.
         order = sorted(range(x.dim()), key=lambda dim: x.stride(dim), reverse=True)
         ordered = x.permute(order)
-        layout = (tuple(ordered.shape), [order.index(dim) for dim in range(x.dim())])
+        layout = (*_distinct(ordered.shape), [order.index(dim) for dim in range(x.dim())])
         flat = ordered.reshape(-1)
         if x.dtype is torch.bool:
             return ("mask", fusible_mask(flat), *layout)
@@ -188,7 +188,8 @@ def _unpack(held: Any) -> Any:
     kind, *rest = held
     if kind == "unread":
         return torch.empty(0)
-    *rest, shape, places = rest
+    *rest, sizes, where, places = rest
+    shape = [sizes[index] for index in where]
     n = math.prod(shape)
     if kind == "mask":
         return unpack_flat(rest[0])[:n].view(shape).permute(places)
@@ -198,6 +199,16 @@ def _unpack(held: Any) -> Any:
         inside = unpack_flat(positive)[:n]
         flat = torch.where(inside, flat.clamp(min=torch.finfo(dtype).tiny), 0)
     return flat.view(shape).permute(places)
+
+
+def _distinct(shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Return the distinct sizes of a shape, and which of them each dimension has.
+
+    AOTAutograd makes a wrong graph of a hook that returns one symbolic size twice.
+    """
+    names = [str(size) for size in shape]  # to compare symbols themselves would be a guard
+    found = {name: size for name, size in zip(names, shape, strict=True)}
+    return list(found.values()), [list(found).index(name) for name in names]
 
 
 def _is_computed_weight(node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import chain
 from threading import local
 from types import FrameType
 from typing import Any, NamedTuple
@@ -51,19 +52,30 @@ _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
 }
 _FORMS = FORMS | {
     f"{name}Backward{form}"
-    for name in "Slice Select Split Narrow Add Sub Rsub Neg Sum Mean Clamp ClampMin Gather Index "
-    "IndexSelect Unbind SplitWithSizes Cat Stack MaskedFill Where Roll Flip Repeat".split()
-    for form in (0, 1)
+    for name in "Slice Select Split Narrow Add Sub Rsub Neg Sum Mean Clamp ClampMin ClampMax "
+    "Gather Index IndexSelect Unbind SplitWithSizes UnsafeSplit Cat Stack MaskedFill MaskedSelect "
+    "Where Roll Flip Repeat Squeeze Maximum Minimum Max Min Topk Sort Cumsum ScatterAdd Scatter "
+    "IndexAdd IndexPut IndexFill ConstantPadNd AvgPool2D AvgPool3D AdaptiveAvgPool2D PixelShuffle "
+    "UpsampleBilinear2D UpsampleNearest2D NanToNum Diagonal Take Tril Triu".split()
+    for form in (0, 1, 2)
 }
 # Through which gradients pass element by element.
-_PASSED = _FORMS | {"MulBackward0", "PowBackward0", "AbsBackward0"}
-# Functions whose derivative is near 0 where their result is at its end, and that save the result.
+_PASSED = _FORMS | {
+    f"{name}Backward{form}" for name in "Mul Pow Abs Div Lerp Addcmul".split() for form in (0, 1)
+}
+# Functions whose derivative is near 0 where their result is at its end. They save the result, ...
 _RESULTS = frozenset(
-    name + "Backward0" for name in "Sigmoid Softmax SafeSoftmax MaskedSoftmax Tanh Exp".split()
+    f"{name}Backward0"
+    for name in "Sigmoid Softmax SafeSoftmax MaskedSoftmax Tanh Exp Exp2 Expm1".split()
 ) | {"_DerivativeBackward"}
-_DEPTH = 12
+# ... or their operand.
+_SOURCES = frozenset(f"{name}Backward0" for name in "Softplus Elu LogSigmoid Erf Erfc".split())
+_ENDS = _RESULTS | _SOURCES
+_PRODUCTS = frozenset(f"{name}Backward0" for name in "Mm Bmm Mv Dot".split())
+_DEPTH = 24
 DIVIDED = "divided by in backward"  # the reason in records, and a mark of nodes
-_MOST = 24  # tensors that are held beside their codes
+_LAST = "perhaps last"  # a mark of nodes by whose results a loss may divide where no hook sees it
+_MOST = 24  # tensors that are held beside their codes, but for ends
 _LEAF = 1 << 62  # leaves have higher sequence numbers
 _KEPT = 8  # bits that are assumed of codes beside what is kept
 _RUNNING = local()  # a divisor that is itself held as codes is decoded here
@@ -82,7 +94,7 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
     node: Any = torch._C._current_autograd_node()
     if node is None or getattr(_RUNNING, "is_inside", False):
         return False
-    if DIVIDED not in node.metadata:
+    if DIVIDED not in node.metadata and not _is_last(node):
         if _recomputes() or not _is_steep(node, tensor, bits):
             return False
         _mark(node)
@@ -95,6 +107,18 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
             stacklevel=2,
         )
     return True
+
+
+def _is_last(node: Any) -> bool:
+    """Whether a node belongs to the end of a function, by whose result a loss may divide."""
+    operands = _operands_of(node)
+    if node.name() in _PASSED:
+        return any(each.name() in _ENDS and _LAST in each.metadata for each in _makers(operands))
+    if node.name() in _SOURCES:
+        return any(_LAST in each.metadata for each in operands)
+    for each in _makers(operands, _PASSED | _SOURCES):
+        each.metadata.pop(_LAST, None)
+    return node.name() in _RESULTS and _LAST in node.metadata
 
 
 def _recomputes() -> bool:
@@ -132,17 +156,40 @@ def _is_near_0(divisor: Tensor, bits: int) -> bool:
 
 def _mark(node: Any) -> list[Any]:
     """Mark the nodes that have made the operands of a node, and return them."""
-    left, marked = [node], []
-    for _ in range(_DEPTH):
-        nodes = [each for one in left for each, _ in one.next_functions if each is not None]
-        left = []
-        for each in nodes:
-            if each.name() in _PASSED:
-                left.append(each)
-            if each.name() not in _FORMS:
-                each.metadata[DIVIDED] = True
-                marked.append(each)
+    found = _makers(_operands_of(node))
+    marked = [each for each in found if each.name() not in _FORMS]
+    for each in marked:
+        each.metadata[DIVIDED] = True
     return marked
+
+
+def _operands_of(node: Any) -> list[Any]:
+    return [each for each, _ in node.next_functions if each is not None]
+
+
+def _makers(nodes: list[Any], through: frozenset[str] = _PASSED) -> list[Any]:
+    """Return nodes, and those whose results they hand on through nodes with some names."""
+    found = dict.fromkeys(nodes)
+    for _ in range(_DEPTH):
+        passed = [node for node in nodes if node.name() in through]
+        nodes = [each for node in passed for each in _operands_of(node) if each not in found]
+        found.update(dict.fromkeys(nodes))
+    return list(found)
+
+
+def _ends_of(node: Any) -> list[Any]:
+    """Return the nodes whose results have to be exact if a loss divides by the result of a node."""
+    found = []
+    for each in _makers([node]):
+        operands = _operands_of(each)
+        if each.name() in _RESULTS:
+            found.append(each)
+        elif each.name() in _SOURCES:
+            found += operands
+        elif each.name() in _PRODUCTS:  # of attention, only one operand is a result of softmax
+            parts = [_ends_of(operand) for operand in operands]
+            found += chain(*parts) if all(parts) else ()
+    return found
 
 
 def _sequence_of(node: Any) -> int:
@@ -209,6 +256,12 @@ class Saved(NamedTuple):
     after: int
 
 
+def _is_end(saved: Saved) -> bool:
+    """Whether a tensor is the result of a function that may end a model, which then holds it."""
+    node: Any = saved.tensor.grad_fn
+    return node is not None and node.name() in _RESULTS
+
+
 class Recent:
     """The last saved tensors, until it is known that backward does not divide by them.
 
@@ -242,13 +295,19 @@ class Recent:
     def look(self, result: Tensor) -> None:
         """Look for nodes that divide in the graph of a result, by which a loss may divide, too."""
         divisions, node = self._walk(result), result.grad_fn
-        while node is not None and node.name() in FORMS:
-            node = node.next_functions[0][0]
-        if node is not None and node.name() in _RESULTS:
+        if node is not None and not _is_scalar(node):
+            makers = {each._sequence_nr() for each in _ends_of(node)}
             for saved in self._saved:
-                if saved.made_by == node._sequence_nr():  # the loss holds it, too
+                if saved.made_by in makers:  # the loss mostly holds it, too
                     self._keep(saved)
         self._decide(divisions)
+
+    def leave_to_backward(self) -> None:
+        """Let backward find out what belongs to the end of a function."""
+        for saved in self._saved:
+            node: Any = saved.tensor.grad_fn
+            if node is not None:
+                node.metadata[_LAST] = True
 
     def close(self) -> None:
         """Hold nothing beside codes."""
@@ -267,10 +326,9 @@ class Recent:
             self._seen.add(number)
             if node.name() in _DIVISORS:
                 divisions.append(node)
-            for operand, _ in node.next_functions:
-                if operand is not None:
-                    self._users[_sequence_of(operand)].append(node)
-                    left.append(operand)
+            for operand in _operands_of(node):
+                self._users[_sequence_of(operand)].append(node)
+                left.append(operand)
         return divisions
 
     def _decide(self, divisions: list[Any]) -> None:
@@ -278,7 +336,9 @@ class Recent:
             if self._divides(node):
                 self._keep_operands([node, *_mark(node)])
         known: dict[int, bool] = {}
-        self._leave([each for each in self._saved if self._may_divide(each, known)][-_MOST:])
+        left = [each for each in self._saved if self._may_divide(each, known)]
+        first = len(left) - _MOST
+        self._leave([each for i, each in enumerate(left) if i >= first or _is_end(each)])
 
     def _leave(self, saved: list[Saved]) -> None:
         """Hold only some tensors beside their codes."""

@@ -6,6 +6,7 @@ While a graph is compiled, nobody knows how near to 0 its numbers are. All divis
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, fx
@@ -21,7 +22,13 @@ _PASSED = set(
     "mul add sub div rsub neg abs pow clone _to_copy convert_element_type sum mean where "
     "masked_fill clamp clamp_min clamp_max maximum minimum cat stack constant_pad_nd slice_scatter "
     "select_scatter gather scatter scatter_add index index_put index_add index_select repeat roll "
-    "flip".split()
+    "flip getitem max min topk sort cumsum lerp addcmul avg_pool2d _adaptive_avg_pool2d "
+    "upsample_bilinear2d upsample_nearest2d _unsafe_index pixel_shuffle nan_to_num take".split()
+)
+# Functions whose derivative is near 0 where their result is at its end.
+_ENDS = set(
+    "sigmoid tanh _softmax _safe_softmax exp exp2 expm1 softplus elu log_sigmoid_forward log1p erf "
+    "erfc".split()
 )
 Makers = dict[str, fx.Node]
 
@@ -52,6 +59,50 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
                     found.add(user)
                     left.append((user, is_saved and _is_view(user)))
     return False
+
+
+def ends_of(results: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that have to be exact if a loss divides by results of a forward graph.
+
+    These are functions such as sigmoid, from which clamp, cat, mean and the like make results, and
+    what they are made from and what is made from them: backward takes one of these.
+    """
+    found = _sources_of(_walk(results, _makers_of))
+    for end in [each for each in found if _name(each) in _ENDS]:
+        found |= _walk([end], lambda node: filter(_passes, node.users))
+    return found
+
+
+def _sources_of(nodes: set[fx.Node]) -> set[fx.Node]:
+    """Return the functions such as sigmoid among nodes, and what they are made from."""
+    return _walk([each for each in nodes if _name(each) in _ENDS], _operands_of_end)
+
+
+def _operands_of_end(node: fx.Node) -> list[fx.Node]:
+    return node.all_input_nodes if _passes(node) or _name(node) in _ENDS else []
+
+
+def _walk(
+    nodes: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[fx.Node]]
+) -> set[fx.Node]:
+    """Return nodes, and those that follow on them."""
+    left = found = set(nodes)
+    for _ in range(_DEPTH):
+        left = {each for node in left for each in following(node)} - found
+        found = found | left
+    return found
+
+
+def _makers_of(node: fx.Node) -> list[fx.Node]:
+    """Return the operands whose numbers a node hands on; of x sigmoid(x), there are none."""
+    operands = node.all_input_nodes
+    if _name(node) in ("mm", "bmm"):  # of attention, only one operand is a result of softmax
+        return operands if all(_sources_of(_walk([each], _makers_of)) for each in operands) else []
+    if _name(node) in ("mul", "div") and len(operands) == 2:
+        a, b = (_walk([each], _makers_of) for each in operands)
+        if a & (_sources_of(b) - b) or b & (_sources_of(a) - a):
+            return []
+    return operands if _passes(node) else []
 
 
 def _divides(user: fx.Node, node: fx.Node, is_saved: bool, made_by: Makers) -> bool:

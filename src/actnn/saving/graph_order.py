@@ -16,10 +16,11 @@ import torch
 from torch import fx
 
 from actnn.saving.attention import repeat_attention
-from actnn.saving.graph_divisors import is_divided
-from actnn.saving.graph_views import ALIASES, inputs_of, made_by, share_views
+from actnn.saving.graph_divisors import ends_of, is_divided
+from actnn.saving.graph_views import ALIASES, inputs_of, made_by, results_of, share_views
 
 _arranged: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
+_ends: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
 
 
 def traced_node() -> fx.Node | None:
@@ -56,14 +57,14 @@ def is_compared() -> bool:
 
 
 def divides_by() -> bool:
-    """Whether backward divides by the saved tensor for which a hook is being compiled."""
+    """Whether backward divides by the saved tensor for which a hook is being compiled, or may."""
     context = _hook_context()()
     if context is None:
         return False
     saved, node = inputs_of(context["_bw_graph"]), context["_node"]
     makers = {n.name: made_by(n) for n in context["_fw_graph"].nodes if n.name in saved}
     makers[node.name] = made_by(node)  # with dynamic shapes, not all are nodes of this graph
-    return is_divided(saved[node.name], makers)
+    return made_by(node) in _ends[context["_fw_graph"]] or is_divided(saved[node.name], makers)
 
 
 def arrange(*, rounds: bool = True) -> None:
@@ -81,6 +82,7 @@ def arrange(*, rounds: bool = True) -> None:
         return
     forward, backward = context["_fw_graph"], context["_bw_graph"]
     if forward not in _arranged:
+        _ends[forward] = ends_of(results_of(forward, backward))
         share_views(forward, backward, context["_node"])
         if rounds:
             repeat_attention(forward, backward)

@@ -47,6 +47,14 @@ def inputs_of(graph: fx.Graph) -> dict[str, fx.Node]:
     return {node.name: node for node in graph.find_nodes(op="placeholder")}
 
 
+def results_of(forward: fx.Graph, backward: fx.Graph) -> set[fx.Node]:
+    """Return the outputs of a forward graph that are not, or not only, saved for backward."""
+    places = inputs_of(backward)
+    outputs = [node for node in forward.output_node().args[0] if isinstance(node, fx.Node)]  # type: ignore[union-attr]
+    saved = [node for node in dict.fromkeys(outputs) if node.name in places]
+    return set((Counter(outputs) - Counter(saved)).elements())
+
+
 def share_views(forward: fx.Graph, backward: fx.Graph, current: fx.Node) -> None:
     """Let one saved tensor stand for the tensor of which several are views.
 
@@ -60,7 +68,7 @@ def share_views(forward: fx.Graph, backward: fx.Graph, current: fx.Node) -> None
     places = inputs_of(backward)
     outputs = [node for node in forward.output_node().args[0] if isinstance(node, fx.Node)]  # type: ignore[union-attr]
     saved = [node for node in dict.fromkeys(outputs) if node.name in places]
-    results = {source_of(node) for node in (Counter(outputs) - Counter(saved)).elements()}
+    results = {source_of(node) for node in results_of(forward, backward)}
     groups: dict[fx.Node, list[fx.Node]] = {}
     for node in (each for each in saved if places[each.name].users):
         groups.setdefault(source_of(node), []).append(node)

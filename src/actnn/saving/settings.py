@@ -60,6 +60,11 @@ class Allocator(Protocol):
         """The fewest bits of tensors that have no bits of their own; above 1 in trials."""
         ...
 
+    @property
+    def runs(self) -> int:
+        """How many steps comparisons of gradients have run so far."""
+        ...
+
     def begin_step(self, model: nn.Module | None) -> None:
         """Begin a forward pass of a model."""
         ...

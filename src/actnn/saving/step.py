@@ -128,8 +128,8 @@ class Step(_native.Step):
 
         If nobody has said what the results are, backward decides about the last tensors.
         """
-        if self._recent is not None and self._is_looked_at:
-            self._recent.close()
+        if self._recent is not None:
+            (self._recent.close if self._is_looked_at else self._recent.leave_to_backward)()
         self._recent = None
         super().forget()
 

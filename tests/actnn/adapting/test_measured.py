@@ -185,6 +185,28 @@ def test_too_few_bits_warn_within_20_steps_once_and_name_the_worst(batch):
     assert adaptive.error > 0.3
 
 
+@pytest.mark.parametrize("settings", [{"level": "L3"}, {"bits": 2}], ids=str)
+def test_a_model_may_be_fitted_to_one_batch(settings):
+    """Gradients differ by the updates alone, which is no variance over batches."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
+        *(nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
+    )
+    actnn.compress(net, min_bytes=0, **settings)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    x, y = torch.randn(16, 3, 16, 16), torch.arange(16) % 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    optimizer.zero_grad()
+    assert net.actnn.adaptive._trials.runs > 0
+
+
 def test_enough_bits_do_not_warn():
     net = model()
     measured(net, bits=7)

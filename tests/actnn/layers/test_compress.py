@@ -147,8 +147,10 @@ def test_a_layer_alone_can_be_compressed():
 def test_compressing_again_changes_the_settings():
     model = compressed_copy(conv_net(), bits=8)
     first = model.actnn
+    first.set_choices({"0": Choice("keep")})
     actnn.compress(model, bits=2, min_bytes=0)
     assert model.actnn is not first
+    assert model.actnn.is_uniform  # choices go, too
     assert model.actnn.bits == 2
     assert type(model).__mro__.count(nn.Sequential) == 1
 
@@ -290,6 +292,7 @@ def test_print_says_what_is_compressed():
     assert repr(actnn.compress(model)).startswith("Sequential(\n  actnn: 4 bits\n  (0): Sequential")
     for settings, text in (
         ({"level": "L3"}, "actnn: 2 bits on average"),
+        ({"level": "L3", "bits": 3}, "actnn: 3 bits on average"),
         ({"bits": 32}, "actnn: lossless"),
         ({"level": "L0"}, "actnn: lossless"),
     ):

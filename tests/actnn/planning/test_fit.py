@@ -57,6 +57,27 @@ def exact_peak():
         return meter.peak()
 
 
+def test_a_loss_calls_the_model():
+    class Task(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = model(1)
+
+        def training_step(self, x):
+            return self.net(x).square().mean()
+
+        def forward(self, x):
+            return self.net(x)
+
+    task, x = Task(), torch.randn(8, 32)
+    with pytest.raises(actnn.ActNNError, match=r"loss to call the Task .* part of it, 'net"):
+        actnn.fit(task, x, "1 GiB", loss=lambda task, x: task.training_step(x))
+    assert not task._forward_pre_hooks
+    with pytest.raises(actnn.ActNNError, match="nothing of it"):
+        actnn.fit(task, x, "1 GiB", loss=lambda task, x: task.net[0].weight.sum())
+    assert not hasattr(task, "actnn")
+
+
 def test_a_large_budget_keeps_all(exact_peak):
     net, x = model(), example()
     plan = actnn.fit(net, x, "1 GiB")

@@ -85,6 +85,18 @@ def test_a_report_says_what_is_held_by_whom_and_why():
         assert word in text
 
 
+def test_a_report_says_that_a_comparison_raises_the_peak():
+    net, x = model(), torch.randn(16, 3, 16, 16)
+    actnn.compress(net, bits=8, min_bytes=0)
+    found = []
+    for _ in range(3):
+        net.zero_grad(set_to_none=True)
+        found.append(actnn.report(net, lambda: net(x).square().mean()))
+    assert [each.comparisons > 0 for each in found] == [False, True, False]
+    assert ["comparison with exact tensors" in str(each) for each in found] == [False, True, False]
+    assert found[1].peak > found[2].peak
+
+
 def test_a_report_of_a_model_in_a_wrapper():
     net, x = actnn.compress(model(), bits=4), torch.randn(4, 3, 16, 16)
     wrapper = nn.ModuleList([net])

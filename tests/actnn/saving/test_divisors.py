@@ -1,6 +1,7 @@
 """What backward divides by is kept exact if it is near 0."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from actnn.saving.context import Saving
 from actnn.saving.divisors import Recent
 
 DIVIDED = "divided by in backward"
+leaves = pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile
 # what else such a network has to say
 noisy = pytest.mark.filterwarnings("ignore:Compression adds:actnn.ActNNWarning")
 
@@ -167,7 +169,7 @@ def test_functions_with_steep_derivatives(name, bits):
 FLAT = {
     "normalize": lambda x: F.normalize(x, dim=-1)[..., :5],
     "square": lambda x: x.pow(2),
-    "divided by a number": lambda x: x.tanh() / 3,
+    "divided by a number": lambda x: (x.tanh() / 3).sin(),
     "far from 0": lambda x: 1 / (x.sigmoid() + 2),
     "softmax": lambda x: x.softmax(-1).log_softmax(-1),
 }
@@ -281,7 +283,6 @@ class Ends(nn.Module):
 @noisy
 @pytest.mark.parametrize(
     ("name", "module"),
-    # A function of softplus saves its input, whose codes are exact enough.
     [(name, module) for name in ENDS for module in (False, True) if ENDS[name][module]],
 )
 @pytest.mark.parametrize("where", ["loss outside", "loss inside"])
@@ -299,6 +300,117 @@ def test_a_loss_may_divide_by_the_results_of_a_network(name, module, where):
     assert DIVIDED in {record.reason for record in net.actnn.records}
 
 
+def cross_entropy(p):
+    return F.binary_cross_entropy(p, torch.arange(p.numel()).view_as(p) % 3 / 2)
+
+
+def log_of_first(p):
+    return -(p[..., 0] + 1e-12).log().mean()
+
+
+# What a network makes of the result of such a function, and what the loss makes of that.
+SHAPED = {
+    "clamp": (lambda x: x.sigmoid().clamp(1e-7, 1 - 1e-7), cross_entropy),
+    "slices": (lambda x: torch.cat([x.sigmoid()[:, :32], x.sigmoid()[:, 32:]], 1), cross_entropy),
+    "stack": (lambda x: torch.stack([(x + i / 50).sigmoid() for i in range(50)]), cross_entropy),
+    "mean": (lambda x: x.sigmoid().view(-1, 2, 64).mean(1), cross_entropy),
+    "sum of 16": (lambda x: sum((x + i / 16).sigmoid() for i in range(16)) / 16, cross_entropy),
+    "scale": (lambda x: 1 - (x.sigmoid() * 0.999 + 0.0005), cross_entropy),
+    "tanh": (lambda x: (x.tanh() + 1) / 2, cross_entropy),
+    "pool": (lambda x: F.avg_pool2d(x.sigmoid().view(-1, 1, 8, 8), 2), cross_entropy),
+    "softplus": (lambda x: F.softplus(x) + 1e-6, lambda v: (1 / v + v.log()).mean()),
+    # attention over time of audio taggers
+    "weighted": (
+        lambda x: (x.view(-1, 4, 16).softmax(1) * x.view(-1, 4, 16).sigmoid()).sum(1),
+        lambda p: cross_entropy(p.clamp(0, 1)),
+    ),
+    # words that are copied from the source
+    "pointer": (
+        lambda x: (x.softmax(-1) / 2).scatter_add(
+            1, torch.arange(63, -1, -1).expand(len(x), -1), (-x).softmax(-1) / 2
+        ),
+        log_of_first,
+    ),
+    "mixture": (
+        lambda x: x.view(-1, 4, 16)[:, :, :1].softmax(1).mT @ x.view(-1, 4, 16).softmax(-1),
+        log_of_first,
+    ),
+}
+
+
+@noisy
+@leaves
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(name, "model") for name in SHAPED]
+    + [(name, "context") for name in SHAPED if name != "mixture"]
+    + [(name, "compiled") for name in ("clamp", "softplus", "weighted", "mixture")],
+)
+def test_a_loss_may_divide_by_what_a_network_makes_of_such_results(name, way):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    net, loss = Ends(SHAPED[name][0], nn.Identity()), SHAPED[name][1]
+    net.inside.weight.data.mul_(3)
+    x, parameters = torch.randn(128, 32), list(net.parameters())
+    saving = nullcontext() if way != "context" else Saving(bits=8, min_bytes=1024, model=net)
+    run = net
+    if way == "compiled":  # the graphs of Inductor
+        run = torch.compile(net, backend="aot_eager_decomp_partition")
+    exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss(run(x)), parameters)])
+    if way != "context":
+        torch._dynamo.reset()
+        actnn.compress(net, bits=8, min_bytes=1024)
+    for _ in range(3):
+        with saving:
+            y = run(x)
+        found = torch.cat([g.flatten() for g in torch.autograd.grad(loss(y), parameters)])
+        assert float((found - exact).norm() / exact.norm()) < 0.02
+
+
+@leaves
+@pytest.mark.parametrize("last", [None, F.silu, F.gelu, lambda x: x * 3 + x], ids=range(4))
+@pytest.mark.parametrize("way", ["model", "context", "compiled"])
+def test_of_networks_with_other_ends_nothing_more_is_kept(way, last):
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            h = self.a(x)
+            y = self.b(torch.tanh(h) * torch.sigmoid(h))
+            return y if last is None else last(y)
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    net, x = Logits(), torch.randn(128, 32)
+    if way == "context":
+        saving = Saving(bits=8, min_bytes=1024, model=net)
+        for _ in range(3):
+            with saving:
+                y = net(x)
+            F.cross_entropy(y, torch.arange(128) % 64).backward()
+    elif way == "model":
+        saving = actnn.compress(net, bits=8, min_bytes=1024).actnn
+        for _ in range(3):
+            F.cross_entropy(net(x), torch.arange(128) % 64).backward()
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            answers = []
+
+            def divides_by():
+                answers.append(graph_order.divides_by())
+                return answers[-1]
+
+            patch.setattr("actnn.saving.compiled.divides_by", divides_by)
+            actnn.compress(net, bits=8, min_bytes=1024)
+            torch.compile(net, backend="aot_eager_decomp_partition")(x).sum().backward()
+        assert answers
+        assert not any(answers)
+        return
+    assert DIVIDED not in {record.reason for record in saving.records}
+
+
 def test_a_choice_gives_codes_to_a_result_of_a_network():
     torch.manual_seed(0)
     net = actnn.compress(Ends(nn.Sigmoid(), nn.Identity()), bits=8, min_bytes=1024)
@@ -308,9 +420,6 @@ def test_a_choice_gives_codes_to_a_result_of_a_network():
     for _ in range(2):
         net(x).sum().backward()
         assert "codes of the derivative" in {record.reason for record in net.actnn.records}
-
-
-leaves = pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile
 
 
 def compiled(net):

@@ -185,3 +185,37 @@ def test_compiled_graphs_copy_nothing_to_encode_it(encoded):
     forward = graphs[0].graph
     assert forward.find_nodes(op="call_function", target=torch.ops.actnn.encode_in_step.default)
     assert not forward.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile
+def test_one_symbolic_size_may_be_that_of_several_dimensions():
+    """As in masks of attention, whose last two dimensions are the tokens."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qk = torch.nn.Linear(32, 64)
+
+        def forward(self, x):
+            n, t, _ = x.shape
+            q, k = self.qk(x).unflatten(-1, (2, 4, 8)).permute(2, 0, 3, 1, 4)
+            place = torch.arange(t)
+            mask = torch.where((place <= place[:, None]).expand(n, 1, t, t), 0.0, -torch.inf)
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, k, attn_mask=mask
+            ).square()
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = Attention()
+    parameters = list(model.parameters())
+    actnn.compress(model, bits=8, min_bytes=0)
+    run = torch.compile(model, dynamic=True, backend="aot_eager")
+    for shape in ((4, 48, 32), (2, 64, 32)):
+        x = torch.randn(shape)
+        found = torch.autograd.grad(run(x).square().mean(), parameters)
+        plain = Attention()
+        plain.load_state_dict(model.state_dict())
+        exact = torch.autograd.grad(plain(x).square().mean(), list(plain.parameters()))
+        error = sum((a - b).square().sum() for a, b in zip(found, exact, strict=True))
+        assert 0 < error / sum(b.square().sum() for b in exact) < 0.01**2

@@ -66,11 +66,11 @@ def test_nonlinear_functions_have_a_small_bias_at_2_bits(name):
     """Their results keep at least 8 bits."""
     x = torch.randn(64, 64, requires_grad=True)
     weights = torch.randn(64, 64)
-    (exact,) = torch.autograd.grad((FUNCTIONS[name](x * 1) * weights).sum(), x)
+    (exact,) = torch.autograd.grad((FUNCTIONS[name](x * 1) @ weights).sum(), x)
     saving, draws = Saving(bits=2, min_bytes=0), []
     for _ in range(50):
         with saving:
-            y = (FUNCTIONS[name](x * 1) * weights).sum()
+            y = (FUNCTIONS[name](x * 1) @ weights).sum()
         draws.append(torch.autograd.grad(y, x)[0])
     draws = torch.stack(draws)
     error = draws.mean(0) - exact

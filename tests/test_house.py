@@ -48,6 +48,7 @@ PUBLIC = {
     "load_encodings",
     "export_onnx",
     "export_step_onnx",
+    "onnx_operator_library",
     "onnx_translations",
     "operator_gain",
     "operator_sqnr",
@@ -149,7 +150,7 @@ OUTSIDE = {
 
 # Lines of src and cpp. A change that removes lowers the figure; a new capability raises it, and
 # its commit says by how much.
-MOST_LINES = 103_666
+MOST_LINES = 104_542
 
 # How many files and folders inside a folder stand above each other.
 MOST_FLOORS = 7

@@ -99,8 +99,10 @@ def test_a_result_that_nothing_reads(options, profile, path):
     x = seeded(4, 7, 5)
     model = made(lambda: Tagger(**options), x)
     report = export_onnx(model, path, x, profile)
-    read = "h_n" if options.get("last") else "output"
-    assert set(report) == {"gru.input", f"gru.{read}", "linear"}
+    read = {"gru.h_n"} if options.get("last") else {"gru.output"}
+    if profile == "operator":  # one node has both
+        read = {"gru.h_n", "gru.output"}
+    assert set(report) == {"gru.input", *read, "linear"}
     assert report["linear"].differing == report["gru.input"].differing == 0
     model.gru.use_quantization = profile != "float"
     if profile != "node":

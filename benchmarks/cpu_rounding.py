@@ -1,19 +1,19 @@
 """What each rule of rounding costs on a CPU beside `half_even`, and whether every code is right.
 
-    python benchmarks/cpu_rounding.py [--repeats 40] [--variant avx2]
+    python benchmarks/cpu_rounding.py [--repeats 150] [--variant avx2]
     python benchmarks/cpu_rounding.py --codes 100000000
 
-The first prints times relative to those of `half_even`: medians of the processor's time of one
-thread, of calls in turn. `again` is a second GRU with `half_even`, whose ratio is noise. The second
-runs random plans of every kind up to 16 bits, on every instruction set that runs here, and counts
-codes that differ from the reference executor's.
+The first prints times relative to those of `half_even`: the least processor's time of one thread,
+of many rounds of calls in turn. Other work on the machine disturbs the least time least. `again` is
+a second GRU with `half_even`, whose ratio is noise. The second runs random plans of every kind up
+to 16 bits, on every instruction set that runs here, and counts codes that differ from the reference
+executor's.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import time
 from dataclasses import replace
@@ -55,16 +55,18 @@ def calibrated(
     return gru, x
 
 
-def seconds(gru: QuantGRU, x: torch.Tensor, trains: bool, loops: int) -> float:
-    """Processor time of a call."""
-    start = time.process_time()
-    for _ in range(loops):
+def seconds(gru: QuantGRU, x: torch.Tensor, trains: bool, calls: int) -> float:
+    """The least processor's time of a call."""
+    least = float("inf")
+    for _ in range(calls):
+        start = time.process_time()
         if trains:
             gru(x)[0].square().sum().backward()
         else:
             with torch.inference_mode():
                 gru(x)
-    return (time.process_time() - start) / loops
+        least = min(least, time.process_time() - start)
+    return least
 
 
 def ratios(
@@ -76,13 +78,13 @@ def ratios(
         gru, x = calibrated(shape, config.replace_globals(rounding=rule), layers)
         made.append((gru.train(trains), x, trains))
     once = max(seconds(*made[0], 2), 1e-6)
-    loops = max(1, round(4e-3 / once))
+    calls = max(1, round(1e-3 / once))
     found: list[list[float]] = [[] for _ in made]
     for first in range(repeats):
         # nothing always follows the same rule
         for i in range(first, first + len(made)):
-            found[i % len(made)].append(seconds(*made[i % len(made)], loops))
-    even, *others = map(statistics.median, found)
+            found[i % len(made)].append(seconds(*made[i % len(made)], calls))
+    even, *others = map(min, found)
     return even, [each / even for each in others]
 
 
@@ -145,7 +147,7 @@ def count_differing(codes: int) -> None:
 def main() -> None:
     """Print one of both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=150)
     parser.add_argument("--variant", help="an instruction set; see quant-gru info")
     parser.add_argument("--codes", type=float, help="count differing codes of so many instead")
     args = parser.parse_args()

@@ -10,36 +10,40 @@ inline T limit(T v, T lo, T hi) {
     return v > hi ? hi : v;
 }
 
-// A real value within limits, rounded by a rule. Cutting off leaves an exact rest.
+// The code of a scaled real value by a rule. Clamping before rounding gives the same codes: the
+// limits are integers. Cutting off leaves an exact rest. There are no branches, so that compilers
+// vectorize loops.
 template <int kRule>
-inline float rounded_real(float y) {
-    if (kRule == QG_HALF_EVEN) return (y + kRound) - kRound;
-    const float whole = static_cast<float>(static_cast<int32_t>(y)), rest = y - whole;
-    if (kRule == QG_FLOOR) return whole - static_cast<float>(rest < 0);
+inline int32_t real_code(float y, float lo, float hi) {
+    y = y > lo ? y : lo;  // NaN becomes lo
+    y = y < hi ? y : hi;
+    if (kRule == QG_HALF_EVEN) return static_cast<int32_t>((y + kRound) - kRound);
+    const int32_t whole = static_cast<int32_t>(y);
+    const float rest = y - static_cast<float>(whole);
+    if (kRule == QG_FLOOR) return whole - (rest < 0);
     const int down = kRule == QG_HALF_AWAY ? rest <= -0.5f : rest < -0.5f;
-    return whole + static_cast<float>((rest >= 0.5f) - down);
+    return whole + (rest >= 0.5f) - down;
 }
 
-// clamp(round(x / s), lo, hi), zero-point-free: a float32 division.
+// clamp(round(x / s), lo, hi), zero-point-free: a float32 division. NaN becomes 0.
 template <int kRule>
 inline bool quantize_by(const Quantizer &b, const float *x, int n, int32_t *out) {
     const float s = b.scale, inverse = b.reciprocal;
     const float lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     int nan = 0;
-    // Clamping before rounding gives the same codes: the limits are integers. NaN becomes 0.
     if (inverse != 0) {
         for (int i = 0; i < n; ++i) {
             const float y = x[i] * inverse;
-            nan |= y != y;
-            const float inside = y != y ? 0.f : limit(y, lo, hi);
-            out[i] = static_cast<int32_t>(rounded_real<kRule>(inside));
+            const int bad = y != y;
+            nan |= bad;
+            out[i] = real_code<kRule>(y, lo, hi) & (bad - 1);
         }
     } else {
         for (int i = 0; i < n; ++i) {
             const float y = x[i] / s;
-            nan |= y != y;
-            const float inside = y != y ? 0.f : limit(y, lo, hi);
-            out[i] = static_cast<int32_t>(rounded_real<kRule>(inside));
+            const int bad = y != y;
+            nan |= bad;
+            out[i] = real_code<kRule>(y, lo, hi) & (bad - 1);
         }
     }
     return nan != 0;
@@ -92,7 +96,8 @@ inline __m512i codes_of(const Quantizer &b, __m512 inside, __mmask16 bad) {
 }
 
 // `quantize` in whole vectors; the last vector is masked.
-inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out) {
+inline bool quantize_row(const Quantizer &given, const float *x, int n, int32_t *out) {
+    const Quantizer b = given;  // stores might change `given`, for all the compiler knows
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
     unsigned nan = 0;

@@ -86,8 +86,9 @@ inline void store_bytes(__m512i lanes, uint8_t *to) {
 
 // Quantizes a row of real values to operands; `to` has room for whole vectors. Returns whether a
 // value was NaN.
-inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x, int n,
+inline bool quantize_operand(const Packed &p, const Quantizer &given, const float *x, int n,
                              uint8_t *to, int64_t stride) {
+    const Quantizer b = given;  // stores might change `given`, for all the compiler knows
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
     const __m512i shift = _mm512_set1_epi32(b.zero - p.offset);

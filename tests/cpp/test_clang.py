@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ AVX2 = ["-DQG_X86", "-mavx2", "-mfma"]
 AVX512 = [*AVX2, *(f"-mavx512{each}" for each in ("f", "bw", "dq", "vl", "vnni", "vbmi"))]
 SETS = {"avx2": AVX2, "avx512_vbmi": ["-DQG_LIKE=avx512_vnni", *AVX512]}
 CLANG = ("clang++-14", "clang++-22")
+# What differs between systems. Zig, which is Clang 22 as well, compiles the others for two of them.
+SYSTEM = re.compile(r"_WIN32|__APPLE__|__linux__|<(?:dlfcn|sys/\w+|unistd)\.h>")
 # Each system and each processor once. Code that is not run needs no sanitizers.
 ZIG = [sys.executable, "-m", "ziglang", "c++", "-O0", "-g0", "-fno-sanitize=all", "-target"]
 SYSTEMS = {
@@ -64,10 +67,15 @@ def test_sources_compile(compiler: str, tmp_path: Path) -> None:
     header.write_text("".join(f"#include <{name}>\n" for name in STANDARD))
     run(*command, "-x", "c++-header", header, "-o", read)
 
+    sources = SOURCES
+    if compiler == CLANG[-1]:
+        sources = [each for each in SOURCES if SYSTEM.search(each.read_text(encoding="utf-8"))]
+
     def compiled(place: int) -> str:
         # Zig makes objects only
         end = ("-c", "-o", tmp_path / f"{place}.o") if compiler in SYSTEMS else ("-fsyntax-only",)
-        return run(*command, "-include-pch", read, *INCLUDES, SOURCES[place], *end)
+        return run(*command, "-include-pch", read, *INCLUDES, sources[place], *end)
 
     with ThreadPoolExecutor(2) as threads:
-        assert len(list(threads.map(compiled, range(len(SOURCES))))) > 70
+        count = len(list(threads.map(compiled, range(len(sources)))))
+    assert count > (5 if compiler == CLANG[-1] else 70)

@@ -266,21 +266,26 @@ def test_codes_are_those_of_python(on_host: CudaLibrary, kind: str, seed: int, l
         assert not tensors.differences(), f"{case.name}\n{call}"
 
 
+# seeds whose range of the input excludes 0, where the range may; few do
+FAR = {
+    "w8a8": (1, 5, 9, 11),
+    "w8a16": (11, 24, 26, 35),
+    "w16a16": (3, 5, 11, 17),
+    "mixed": (3, 7, 8, 15),
+    "wide": (7, 10, 29, 34),
+    "few": (3, 6, 11, 13),
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranges_of_inputs_that_exclude_0(on_host: CudaLibrary, kind: str) -> None:
-    far = 0
-    for seed in range(40):
+    for seed in FAR[kind]:
         case = gpu_case(seed, kind, large=seed % 8 == 0, hidden=(3, 17), far=True)
-        if not case.case.gru._plan().is_far:
-            continue
-        far += 1
+        assert case.case.gru._plan().is_far
         tensors = Tensors(case.case, "cpu")
         call = on_host.prepare(case.file, case.T, case.N)
         tensors.run(call)
         assert not tensors.differences(), f"{case.name}\n{call}"
-        if far == 4:
-            break
-    assert far > 1
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("w8a8", 5), ("w8a16", 0), ("w16a16", 1), ("mixed", 2)])

@@ -328,17 +328,19 @@ def recurrences(host):
     return found
 
 
-@pytest.mark.parametrize("activation", ["pwl", "quadratic"])
+@pytest.mark.parametrize(
+    # seeds whose directions differ; few of others do
+    ("activation", "seeds"),
+    [("pwl", (0, 1, 2, 3)), ("quadratic", (0, 4, 34, 44))],
+    ids=["pwl", "quadratic"],
+)
 @pytest.mark.parametrize("config", ["w8a16", "int16"])
-def test_directions_are_one_launch_however_their_tables_are_read(host, config, activation):
+def test_directions_are_one_launch_however_their_tables_are_read(host, config, activation, seeds):
     config = getattr(QuantConfig, config)().replace_globals(activation=activation)
-    differ, seed = 0, 0
-    while differ < 4:
-        gru, seed = of_random_ranges(C, H, config, seed), seed + 1
+    for seed in seeds:
+        gru = of_random_ranges(C, H, config, seed)
         one, other = forms_of(gru._plan().cells[0])
-        if one == other:
-            continue
-        differ += 1
+        assert one != other
         host.launched.clear()
         checked(gru, host, torch.randn(4, 3, C))
         assert [macros["DIRS"] for macros in recurrences(host)] == [2]

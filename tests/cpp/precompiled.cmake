@@ -1,0 +1,15 @@
+# CMAKE_PROJECT_INCLUDE of builds for other processors: most of the time would go into the headers of the standard
+# library. That each file includes what it needs, the builds for this machine show.
+set(precompiled <algorithm> <array> <cmath> <cstdint> <cstring> <functional> <map> <memory> <mutex> <optional> <stdexcept>
+                <string> <thread> <utility> <vector>)
+
+function(quant_gru_precompile)
+  # files with options of their own cannot read it
+  file(GLOB alone ${QUANT_GRU_KERNELS}/cpu/isa/*.cpp)
+  set_source_files_properties(${alone} src/passes/backward.cpp src/passes/forward.cpp src/passes/gemm.cpp PROPERTIES
+                              SKIP_PRECOMPILE_HEADERS ON)
+  target_precompile_headers(quant_gru_core PRIVATE ${precompiled})
+  target_precompile_headers(quant_gru_objects PRIVATE ${precompiled})
+  target_precompile_headers(quant_gru_calibration REUSE_FROM quant_gru_objects)
+endfunction()
+cmake_language(DEFER DIRECTORY ${CMAKE_SOURCE_DIR} CALL quant_gru_precompile)

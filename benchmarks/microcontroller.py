@@ -27,7 +27,7 @@ BOARDS = {
     "cortex-m55": ("mps3-an547", "hard", 31.25),
 }
 SIZES = ((40, 64), (64, 128))
-PRESETS = ("int8", "w8a16")
+PRESETS = ("int8", "int8_wide", "w8a16")
 NAME = "net"
 
 
@@ -82,6 +82,7 @@ def main() -> None:
     """Print a row for each size, preset, scale kind and processor."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the smaller size only")
+    parser.add_argument("--presets", nargs="+", default=PRESETS, choices=PRESETS)
     parser.add_argument("--processors", nargs="+", default=list(BOARDS), choices=list(BOARDS))
     parser.add_argument("--optimize", default="-O3", help="the compiler's level")
     options = parser.parse_args()
@@ -89,7 +90,7 @@ def main() -> None:
     print("| C, H | preset | scales | processor | instructions | per MAC | portable C | per MAC |")
     print("|---|---|---|---|---|---|---|---|")
     for C, H in SIZES[: 1 if options.quick else 2]:
-        for preset in PRESETS:
+        for preset in options.presets:
             for kind in ("pot", "free"):
                 with tempfile.TemporaryDirectory() as folder:
                     report = quantized(preset, kind, C, H).export_c(folder, NAME)

@@ -79,7 +79,7 @@ def executed(name: str) -> dict[str, Any]:
 def main() -> None:
     """Write the notebooks that are named, or all."""
     for name in sys.argv[1:] or NAMES:
-        text = json.dumps(executed(name), indent=1, ensure_ascii=False)
+        text = json.dumps(executed(name), indent=1, ensure_ascii=False, sort_keys=True)
         (HERE / f"{name}.ipynb").write_text(text + "\n", encoding="utf-8")
         print(f"{name}.ipynb: {len(text) // 1000} KB")
 

@@ -357,6 +357,8 @@ def test_several_grus_get_a_configuration_each():
 def test_measured_on_other_data():
     other = torch.randn(40, 6, 5, generator=torch.Generator().manual_seed(2))
     found = allocate_bits(small_gru(), DATA, 800, test=other, progress=False)
+    assert "dB on the test data; " in str(found)
+    assert "best allocations, measured on the data of the choice:" in str(found)
     assert decibels(small_gru(), found.model, other) == pytest.approx(
         found.chosen.measured, abs=1e-5
     )

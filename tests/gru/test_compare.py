@@ -10,6 +10,7 @@ from quant_gru import (
     CalibrationError,
     QuantConfig,
     QuantGRUError,
+    QuantGRUWarning,
     calibrate_model,
     compare,
     convert_model,
@@ -52,16 +53,17 @@ def test_the_figures(models, tmp_path):
     assert [row.name for row in found.rows] == ["float", "int8", "int16"]
     own, int8, int16 = found.rows
     floats = 4 * sum(p.numel() for p in (*model.gru.parameters(), *model.cell.parameters()))
-    assert own.bytes.weights == own.bytes.files == floats
+    assert own.bytes.weights == own.bytes.files == own.bytes.flash == floats
     assert own.bytes.tables == own.sqnr.get("scores", 0) == 0
     assert own.bytes.others == int8.bytes.others == 4 * (64 * 4 + 4)
-    written = 0
+    written = constants = 0
     for name in ("gru", "cell"):
         module = quantized["int8"].get_submodule(name)
         path = tmp_path / name
         module.freeze().save(path)
         written += path.stat().st_size
-    assert int8.bytes.files == written
+        constants += module.export_c(tmp_path, "c").flash_bytes
+    assert (int8.bytes.files, int8.bytes.flash) == (written, constants)
     assert 0 < int8.bytes.weights < floats
     assert set(int8.sqnr) == {"scores", "states[0]", "states[1]"}
     with torch.no_grad():
@@ -92,7 +94,14 @@ def test_what_people_see(models):
     found = compare(model, quantized, BATCHES)
     text = str(found)
     titles, first, *_ = text.splitlines()
-    for title in ("agreement of scores", "dB of states[0]", "weights", "GRUs in files", "of float"):
+    for title in (
+        "agreement of scores",
+        "dB of states[0]",
+        "weights",
+        "GRUs in files",
+        "of float",
+        "flash",
+    ):
         assert title in titles
     assert "100.0 %" in first
     assert "metric" not in titles
@@ -123,3 +132,12 @@ def test_what_is_refused(models):
         compare(model, quantized["int8"].gru, BATCHES)
     with pytest.raises(QuantGRUError, match="a tensor of floating point, got none"):
         compare(model, quantized, BATCHES, forward_fn=lambda m, x: len(x))
+
+
+def test_models_in_the_wrong_order_are_named(models):
+    model, quantized = models
+    expected = r"computes in integers in 'gru', 'cell'; pass the float model first"
+    with pytest.warns(QuantGRUWarning, match=expected):
+        compare(quantized["int8"], model, BATCHES)
+    with pytest.warns(QuantGRUWarning, match=expected):
+        compare(freeze_model(quantized["int8"]), model, BATCHES)

@@ -172,7 +172,7 @@ def test_training_flags_are_kept(training):
 
 
 def test_hooks_are_kept():
-    model = Classifier()
+    model = Classifier().eval()
     seen = []
     handle = model.gru.register_forward_hook(lambda module, args, out: seen.append("after"))
     model.gru.register_forward_pre_hook(lambda module, args: seen.append("before"))
@@ -499,3 +499,21 @@ def test_a_model_that_cannot_be_copied():
     ):
         convert_model(model)
     assert convert_model(model, inplace=True) is model
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.GRUCell])
+def test_training_before_calibration_is_warned_of(kind):
+    """Until then nothing is in integers, so such a training knows nothing of rounding."""
+    x = seeded(3, C)
+    model = convert_model(nn.ModuleDict({"gru": kind(C, H)}), "int8")
+    with torch.no_grad():
+        model["gru"](x)
+    model.eval()["gru"](x)
+    with pytest.warns(QuantGRUWarning, match="converted and not calibrated.*calibrate the model"):
+        copy.deepcopy(model).train()["gru"](x)
+    model.train()["gru"].use_quantization = False  # floating point is meant
+    model["gru"](x)
+    off = QuantConfig(disable_quantization=True)
+    convert_model(kind(C, H), off)(x)
+    ready = calibrate_model(convert_model(kind(C, H), "int8"), [x[None] if kind is nn.GRU else x])
+    ready.train()(x)

@@ -155,7 +155,7 @@ class OwnCell(nn.GRUCell):
 
 @pytest.mark.parametrize("make", [lambda: Plain(C, H), lambda: Fixed(C)], ids=["plain", "fixed"])
 def test_trivial_subclasses_are_converted(make):
-    model = nn.ModuleDict({"gru": make()})
+    model = nn.ModuleDict({"gru": make()}).eval()
     x = seeded(4, 3, C)
     expected = model["gru"](x)[0]
     converted = convert_model(model, "int8")

@@ -267,3 +267,42 @@ def test_products_of_two_words_take_the_multiplier_to_the_factor_with_room():
     assert found(M, 31, 255, 255)[0] == 64
     assert found(65_535, 31, 65_535, 32_768) == (33, 4, 65_535, 33)
     assert found(65_535, 31, 65_535, 65_535)[0] == 64
+
+
+ALL_CODES = """#include <stdio.h>
+#include "net.c"
+
+int main(void) {
+    for (int code = -(1 << (BITS - 1)); code < 1 << (BITS - 1); ++code)
+        printf("%ld %ld\\n", (long)net_l0_z(code), (long)net_l0_g(code));
+    return 0;
+}
+"""
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("bits", "out", "blocks"), [(11, 9, True), (12, 10, True), (12, 16, False)]
+)
+def test_tables_of_all_codes(bits, out, blocks, tmp_path):
+    """Tables of many codes are in blocks with 4 bits a code, where the function is flat enough."""
+    config = QuantConfig.int8_wide()
+    for gate in ("z", "g"):
+        config = config.replace(f"gate.{gate}_pre", bitwidth=bits)
+        config = config.replace(f"gate.{gate}_out", bitwidth=out)
+    for kind in ("pot", "free"):
+        gru = quantized(config.replace_globals(scale_kind=kind), 5, 7)
+        report = gru.export_c(tmp_path / kind, "net")
+        (tmp_path / kind / "all.c").write_text(ALL_CODES)
+        flags = (*STRICT, *SANITIZED, "-Wno-unused-function", f"-DBITS={bits}")
+        subprocess.run([GCC, *flags, "all.c", "-o", "all"], cwd=tmp_path / kind, check=True)
+        said = subprocess.run([tmp_path / kind / "all"], check=True, capture_output=True, text=True)
+        found = torch.tensor([[int(n) for n in line.split()] for line in said.stdout.splitlines()])
+        tables = gru._plan().cells[0][0].frozen.tables
+        codes = torch.arange(-(1 << (bits - 1)), 1 << (bits - 1))
+        for column, gate in zip(found.T, ("gate.z_out", "gate.g_out"), strict=True):
+            table = tables[gate]
+            assert torch.equal(column, table(codes) - table.zero_point)
+        assert ("qg_block_table" in (tmp_path / kind / "net.c").read_text()) == blocks
+        if blocks:
+            assert report.table_bytes < 2 * (1 << bits)

@@ -100,7 +100,7 @@ class Allocation(Plotted):
     Attributes:
         config: The configuration, for `convert_model`; a dict by name if the model has several
             GRUs.
-        chosen: The allocation that the budget selects, predicted and measured.
+        chosen: The allocation that the budget selects, predicted, and measured on `test` if given.
         front: Allocations of which no other has less error at no more cost, by their bytes; at most
             twelve, spread over all of them.
         combinations: How many allocations the whole front has.
@@ -115,6 +115,7 @@ class Allocation(Plotted):
     model: torch.nn.Module = field(repr=False)
     budget: dict[str, float]
     _problem: _Problem = field(repr=False)
+    _tested: bool = field(repr=False)
 
     def with_budget(self, budget: Budget, *, test: Any = None, progress: bool = True) -> Allocation:
         """Choose again for another budget, from the same costs of the operators.
@@ -137,10 +138,11 @@ class Allocation(Plotted):
             f"{sizes.flash:,} bytes of constants in C source ({sizes.packed:,} packed), "
             f"{sizes.state:,} of states, {sizes.activations:,} of codes of a step, "
             f"{sizes.average_bits:.3g} bits a weight",
-            f"predicted {text_of(chosen.predicted)} dB, measured {_text(chosen.measured)} dB; "
-            f"{self._claim()}",
+            f"predicted {text_of(chosen.predicted)} dB, measured {_text(chosen.measured)} dB"
+            f"{' on the test data' if self._tested else ''}; {self._claim()}",
             text_table(*_width_table(chosen.widths)),
-            f"{len(self.front)} of {self.combinations} best allocations:",
+            f"{len(self.front)} of {self.combinations} best allocations"
+            f"{', measured on the data of the choice' if self._tested else ''}:",
             text_table(*self._front_table()),
         ]
         return "\n".join(lines)
@@ -342,6 +344,7 @@ def _allocation(
         made,
         limits,
         problem,
+        test is not None,
     )
 
 

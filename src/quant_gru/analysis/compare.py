@@ -24,6 +24,7 @@ from quant_gru.errors import (
     QuantGRUWarning,
     caller_stacklevel,
 )
+from quant_gru.interchange.c.cell import cell_bytes
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
 
@@ -41,12 +42,14 @@ class Bytes:
         tables: Tables of sigmoid and tanh and the scales of activations in files.
         files: Its GRUs in files: parameters in float; what `FrozenQuantGRU.save` writes, tables and
             document included, in integers.
+        flash: Constants of its GRUs in C source, `CSource.flash_bytes`; parameters in float.
         others: Parameters and buffers of all other layers.
     """
 
     weights: int
     tables: int
     files: int
+    flash: int
     others: int
 
 
@@ -107,7 +110,7 @@ class Comparison:
         titles = ["model", *["metric"] * has_metric]
         titles += [f"agreement{_of(name, agreed)}" for name in agreed]
         titles += [f"dB{_of(name, outputs)}" for name in outputs]
-        titles += ["weights", "tables", "GRUs in files", "of float", "ms"]
+        titles += ["weights", "tables", "GRUs in files", "of float", "flash", "ms"]
         cells = []
         for row in self.rows:
             size = row.bytes
@@ -115,7 +118,8 @@ class Comparison:
             texts += [percent(row.agreement.get(name)) for name in agreed]
             texts += [text_of(row.sqnr[name]) if name in row.sqnr else "" for name in outputs]
             texts += [f"{size.weights:,}", f"{size.tables:,}", f"{size.files:,}"]
-            texts += [percent(size.files / max(first.bytes.files, 1)), f"{1000 * row.seconds:.3g}"]
+            texts += [percent(size.files / max(first.bytes.files, 1)), f"{size.flash:,}"]
+            texts += [f"{1000 * row.seconds:.3g}"]
             cells.append(texts)
         return titles, cells
 
@@ -162,6 +166,7 @@ def compare(
     others = dict(quantized) if isinstance(quantized, Mapping) else {"quantized": quantized}
     if _FLOAT in others:
         raise QuantGRUError(f"Expected other names than {_FLOAT!r}, got {list(others)}")
+    _warn_of_integers(model)
     models = {_FLOAT: model, **others}
     for name, each in others.items():
         _warn_of_float(name, each)
@@ -207,7 +212,7 @@ def compare(
 
 def bytes_of(model: torch.nn.Module) -> Bytes:
     """Return what a model takes, with its quantized GRUs as `freeze` stores them."""
-    weights = tables = files = 0
+    weights = tables = files = flash = 0
     inside: set[int] = set()
     for module in model.modules():
         frozen = _frozen(module)
@@ -216,21 +221,39 @@ def bytes_of(model: torch.nn.Module) -> Bytes:
         inside.update(id(each) for each in (*module.parameters(), *module.buffers()))
         if frozen is None:
             size = sum(each.nbytes for each in module.parameters())
-            weights, files = weights + size, files + size
+            weights, files, flash = weights + size, files + size, flash + size
             continue
         for part in frozen._parts():
             weights += part.bytes if part.is_of_weights else 0
             tables += part.bytes if part.name == "columns" else 0
             files += part.bytes
+        cells = (cell for layer in frozen._plan().cells for cell in layer)
+        flash += sum(sum(cell_bytes(cell).values()) for cell in cells)
     rest = (*model.parameters(), *model.buffers())
     others = {id(each): each.nbytes for each in rest if id(each) not in inside}
-    return Bytes(weights, tables, files, sum(others.values()))
+    return Bytes(weights, tables, files, flash, sum(others.values()))
 
 
 def _frozen(module: torch.nn.Module) -> FrozenQuantGRU | None:
     if isinstance(module, QuantGRU) and module.use_quantization and module.is_calibrated():
         return module.freeze()
     return module if isinstance(module, FrozenQuantGRU) else None
+
+
+def _warn_of_integers(model: torch.nn.Module) -> None:
+    """Warn about GRUs of the float model that compute in integers."""
+    found = [
+        path or "the model"
+        for path, gru in model.named_modules()
+        if isinstance(gru, FrozenQuantGRU) or (isinstance(gru, QuantGRU) and gru.use_quantization)
+    ]
+    if found:
+        warnings.warn(
+            "the model that the others are compared with computes in integers in "
+            f"{', '.join(map(repr, found))}; pass the float model first",
+            QuantGRUWarning,
+            stacklevel=caller_stacklevel(),
+        )
 
 
 def _warn_of_float(name: str, model: torch.nn.Module) -> None:

@@ -79,9 +79,9 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
         *,
         use_quantization: bool = False,
         config: OneConfig | None = None,
-        **unknown: NoReturn,
+        **_unknown: NoReturn,
     ) -> None:
-        refuse_unknown(QuantGRUCell.__init__, unknown)
+        refuse_unknown(QuantGRUCell.__init__, _unknown)
         # inference-mode parameters have no version, so changes would go undetected
         with torch.inference_mode(False):
             cell = torch.nn.GRUCell(input_size, hidden_size, bias, device, dtype)
@@ -142,8 +142,8 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
             output = torch.nn.GRUCell.forward(self, input, hx)
             if self.calibrating:
                 self._collect(input, hx)
-            elif self._scales_unused:
-                self._warn_of_unused_scales()
+            elif self._float_unexpected:
+                self._warn_of_float()
             return output
         y, _ = super().forward(*_as_sequence(input, hx))
         return y[0] if input.dim() == 2 else y[0, 0]

@@ -58,9 +58,9 @@ class CustomGRU(QuantGRU):
         calibration_data: Tensor | PackedSequence | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
-        **unknown: NoReturn,
+        **_unknown: NoReturn,
     ) -> None:
-        refuse_unknown(CustomGRU.__init__, unknown)
+        refuse_unknown(CustomGRU.__init__, _unknown)
         config = as_config(quant_type, "quant_type")
         given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         super().__init__(*given, device, dtype, use_quantization=use_quantization, config=config)

@@ -118,8 +118,8 @@ class QuantGRU(torch.nn.GRU):
     calibrating: bool
     export_mode: bool = False
     _export_format: str = "float"
-    # why scales should have been used by a forward in float mode; '' if they need not
-    _scales_unused = ""
+    # why a forward in float mode may not be what is meant; '' if nobody expects integers
+    _float_unexpected = ""
     # whether someone has set use_quantization, also to what it was
     _mode_chosen = False
     # cut biases of which a warning has told
@@ -145,9 +145,9 @@ class QuantGRU(torch.nn.GRU):
         learn_scales: bool = False,
         stash_bits: int | None = None,
         proj_size: int = 0,
-        **unknown: NoReturn,
+        **_unknown: NoReturn,
     ) -> None:
-        refuse_unknown(QuantGRU.__init__, unknown)
+        refuse_unknown(QuantGRU.__init__, _unknown)
         _check_sizes(num_layers, dropout, proj_size)
         # inference-mode parameters have no version, so changes would go undetected
         given = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
@@ -183,7 +183,7 @@ class QuantGRU(torch.nn.GRU):
         if name == "use_quantization":
             if not isinstance(value, bool):
                 value = _as_flag(value)
-            self.__dict__.update(_mode_chosen=True, _scales_unused="")
+            self.__dict__.update(_mode_chosen=True, _float_unexpected="")
         elif name not in self.__dict__ and not hasattr(type(self), name):
             warn_of_near_miss(self, name, value)
         super().__setattr__(name, value)
@@ -231,8 +231,8 @@ class QuantGRU(torch.nn.GRU):
         if (self.export_mode or recorded.exporting) and call.is_recorded(self._export_format):
             return self._record(input, hx)
         if not self.use_quantization or (self.export_mode and self._export_format == "float"):
-            if self._scales_unused:
-                self._warn_of_unused_scales()
+            if self._float_unexpected:
+                self._warn_of_float()
             if self._is_plain(zoneout_mask):
                 return super().forward(input, hx)
             return self._forward_float(input, hx, zoneout_mask)
@@ -500,7 +500,7 @@ class QuantGRU(torch.nn.GRU):
         if self.is_calibrated():
             return
         self._state.finalize(sync, self._float_weights(), refine)
-        self._scales_unused = "" if self._mode_chosen else "the GRU was calibrated"
+        self._float_unexpected = "" if self._mode_chosen else "the GRU was calibrated"
         self._write_logarithms()
         self._warn_of_all_cuts()
         load(next(self.parameters()).device)
@@ -595,7 +595,7 @@ class QuantGRU(torch.nn.GRU):
         layer: int | None = None,
         reverse: bool | None = None,
         fused: bool = False,
-        **unknown: Any,
+        **_unknown: NoReturn,
     ) -> None:
         """Change one operator and rebuild everything derived from it.
 
@@ -617,12 +617,11 @@ class QuantGRU(torch.nn.GRU):
             reverse: Direction; None for both.
             fused: True to leave a product unrounded (op.rRh, op.old_contrib, op.new_contrib).
                 Restoring a separate width requires a new calibration.
-            **unknown: None; others are a TypeError that names the nearest.
 
         Raises:
             ConfigError: A rule is broken; nothing has changed then.
         """
-        refuse_unknown(QuantGRU.adjust_quant_config, unknown)
+        refuse_unknown(QuantGRU.adjust_quant_config, _unknown)
         bits = None if isinstance(bitwidth, EllipsisType) else bitwidth
         fused = fused or bitwidth is None
         change = Change(bits, is_symmetric, is_unsigned, scale, exp2_inv, zero_point, fused)
@@ -653,7 +652,9 @@ class QuantGRU(torch.nn.GRU):
                 nothing has changed then.
         """
         self._take(params.read(path), f"file {os.fspath(path)!r}")
-        self._scales_unused = "" if self.use_quantization else "quantization parameters were loaded"
+        self._float_unexpected = (
+            "" if self.use_quantization else "quantization parameters were loaded"
+        )
 
     @classmethod
     def from_onnx(
@@ -1077,7 +1078,7 @@ class QuantGRU(torch.nn.GRU):
                 QuantGRUWarning,
                 stacklevel=caller_stacklevel(),
             )
-        self._scales_unused = ""
+        self._float_unexpected = ""
         self._follow_logarithms()
 
     def _take(self, found: params.Parameters, where: str) -> None:
@@ -1106,12 +1107,18 @@ class QuantGRU(torch.nn.GRU):
         gru.load_state_dict(source.parameters())
         return gru
 
-    def _warn_of_unused_scales(self) -> None:
-        """Warn about a forward in float mode after scales were made or loaded, once."""
-        reason, self._scales_unused = self._scales_unused, ""
+    def _warn_of_float(self) -> None:
+        """Warn, once, about a forward in float mode that is not expected.
+
+        Before calibration only training is not: its result would know nothing of rounding.
+        """
+        if not self.is_calibrated() and not (self.training and torch.is_grad_enabled()):
+            return
+        reason, self._float_unexpected = self._float_unexpected, ""
+        cure = "set use_quantization to True" if self.is_calibrated() else "calibrate the model"
         warnings.warn(
-            f"{reason}, but use_quantization is False: forward computes in floating point; set "
-            "use_quantization to True, or to False if that is meant",
+            f"{reason}, but use_quantization is False: forward computes in floating point; {cure}, "
+            "or set use_quantization to False if that is meant",
             QuantGRUWarning,
             stacklevel=caller_stacklevel(),
         )

@@ -60,7 +60,7 @@ def convert_model(model: Model, config: ModelConfig = None, inplace: bool = Fals
 
 
 def convert_model(
-    model: torch.nn.Module, config: ModelConfig = None, inplace: bool = False, **unknown: NoReturn
+    model: torch.nn.Module, config: ModelConfig = None, inplace: bool = False, **_unknown: NoReturn
 ) -> torch.nn.Module:
     """Replace every nn.GRU and nn.GRUCell of a model by a quantized one with the same parameters.
 
@@ -78,7 +78,6 @@ def convert_model(
             pattern that matches decides. None for the default of all GRUs.
         inplace: True to change `model` itself, with new GRUs that share its parameters; False to
             change a deep copy and leave `model` unchanged.
-        **unknown: None; others are a TypeError that names the nearest.
 
     Returns:
         The converted model. Type checkers know the class of a single GRU; a model keeps its own
@@ -91,7 +90,7 @@ def convert_model(
     Example:
         >>> mixed = convert_model(model, {"encoder.*": "int16", "head.gru": None, "*": "int8_wide"})
     """
-    refuse_unknown(convert_model, unknown)
+    refuse_unknown(convert_model, _unknown)
     selection = Selection(config)
     _require_grus(model)
     # chosen before anything is copied or changed
@@ -247,6 +246,13 @@ def _forget_graphs(model: torch.nn.Module) -> None:
 
 def _convert(gru: torch.nn.Module, config: QuantConfig) -> QuantGRU:
     """Return a quantized GRU with everything that `gru` has: parameters, hooks, mode."""
+    new = _converted(gru, config)
+    if not config.disable_quantization:
+        new._float_unexpected = "the GRU was converted and not calibrated"
+    return new
+
+
+def _converted(gru: torch.nn.Module, config: QuantConfig) -> QuantGRU:
     if isinstance(gru, torch.nn.GRUCell):
         return _class_like(gru, QuantGRUCell).of(gru, config)
     kind = _class_like(gru, QuantGRU)

@@ -99,10 +99,10 @@ def load_model_params(model: Model, folder: str | os.PathLike[str]) -> Model:
         for gru, state in before:
             gru._state = state
             gru._write_logarithms()
-            gru._scales_unused = ""
+            gru._float_unexpected = ""
         raise
     for gru in grus.values():
-        gru._scales_unused = ""
+        gru._float_unexpected = ""
         gru.use_quantization = not gru.config.disable_quantization
     return model
 

@@ -112,7 +112,7 @@ def test_a_trainer_takes_a_model_that_fits_a_budget():
     model = llama(use_cache=False)
     free = actnn.fit(copy.deepcopy(model), batch, "1 GiB").peak
     plan = actnn.fit(model, batch, int(0.8 * free), bits=())
-    assert {choice.action for choice in plan.choices.values()} > {"keep"}
+    assert "recompute" in {choice.action for choice in plan.choices.values()}
     assert trained(model, texts()) == pytest.approx(exact, rel=1e-6)
 
 

@@ -392,6 +392,9 @@ def _add_biases(data: Data, rows: Rows, name: str, of_helium: list[int]) -> None
     data.text.append(f"#if defined(QG_HELIUM)\n{helium}#else\n{biases}#endif\n")
 
 
+# entries up to which a table has them as they are, and codes of a block beyond
+_MOST_DIRECT = 1024
+_BLOCKS = (64, 32, 16, 8, 4)
 _INDEX = "vreinterpretq_u32_s32({index})"
 _GATHERS = {
     "int8_t": "vldrbq_gather_offset_s32({entries}, " + _INDEX + ")",
@@ -417,12 +420,16 @@ class _TableForm:
 
     Attributes:
         arrays: Part -> C type and values.
-        first: The input code of the first of its 'entries', if it has one for each code.
-        segments: The parabolas, if they fit 32 bits; otherwise the table is as in the plan.
+        codes: The input codes that have an entry each; empty if there are segments.
+        shift: log2 of the codes of a block, if entries are in blocks.
+        least: The smallest entry, if entries are in blocks.
+        segments: The parabolas, if they fit 32 bits; otherwise segments are as in the plan.
     """
 
     arrays: dict[str, tuple[str, list[int]]]
-    first: int = 0
+    codes: range = range(0)
+    shift: int = 0
+    least: int = 0
     segments: Segments | None = None
 
     @property
@@ -436,7 +443,10 @@ def _form(table: Table, pre: Quantizer) -> _TableForm:
     entries = entries_of(table, pre)
     if entries is not None:
         first, values = entries
-        return _TableForm({"entries": (type_of(min(values), max(values)), values)}, first)
+        codes = range(first, first + len(values))
+        direct = _TableForm({"entries": (type_of(min(values), max(values)), values)}, codes)
+        blocks = _in_blocks(values, codes) if len(values) > _MOST_DIRECT else None
+        return direct if blocks is None or blocks.bytes >= direct.bytes else blocks
     short = segments_of(table, pre.lo, pre.hi)
     if short is not None and 0 <= short.codes.min() <= short.codes.max() < 1 << 16:
         starts = np.stack((short.codes, short.rests, short.c2 & 0xFFFF), 1)
@@ -450,6 +460,24 @@ def _form(table: Table, pre: Quantizer) -> _TableForm:
         bounds = table.bounds.tolist()
         arrays = {"bounds": ("uint32_t", [b - bounds[0] for b in bounds]), **arrays}
     return _TableForm(arrays)
+
+
+def _in_blocks(values: list[int], codes: range) -> _TableForm | None:
+    """Return entries as the starts of blocks and 4 bits each; None if they differ by more."""
+    least = min(values)
+    padded = np.array(values + values[-1:] * (-len(values) % _BLOCKS[0])) - least
+    for size in _BLOCKS:
+        blocks = padded[: -(-len(values) // size) * size].reshape(-1, size)
+        starts = blocks.min(1, keepdims=True)
+        rests = (blocks - starts).flatten()
+        if rests.max() < 16 and starts.max() < 1 << 16:
+            pairs = rests[::2] | rests[1::2] << 4
+            arrays = {
+                "starts": ("uint16_t", starts.flatten().tolist()),
+                "rests": ("uint8_t", pairs[: -(-len(values) // 2)].tolist()),
+            }
+            return _TableForm(arrays, codes, size.bit_length() - 1, least)
+    return None
 
 
 def table_bytes(table: Table, pre: Quantizer) -> int:
@@ -468,18 +496,22 @@ def _add_table(data: Data, table: Table, form: _TableForm, pre: Quantizer, name:
         part: data.array(ctype, f"{name}_{part}", values)
         for part, (ctype, values) in form.arrays.items()
     }
-    if "entries" in arrays:
-        ctype, values = form.arrays["entries"]
-        first, last = form.first, form.first + len(values) - 1
-        code = "code"
-        if first > pre.lo or last < pre.hi:
-            code = f"qg_clamp32((int32_t)code, {first}, {last})"
-        body = f"(qg_value){name}_entries[{code} - ({first})]"
-        if code == "code" and ctype in _GATHERS:
-            gather = _GATHERS[ctype].format(
+    if form.codes:
+        first, last = form.codes[0], form.codes[-1]
+        is_whole = first <= pre.lo and pre.hi <= last
+        code = "code" if is_whole else f"qg_clamp32((int32_t)code, {first}, {last})"
+        if "rests" in arrays:
+            fields = {"first": first, "u": form.shift, "lo": form.least}
+            data.struct("qg_block_table", f"{name}_table", **fields, **arrays)
+            body = f"qg_look_up_block(&{name}_table, {code})"
+            x4 = f"qg_look_up_block_x4(&{name}_table, code)"
+        else:
+            body = f"(qg_value){name}_entries[{code} - ({first})]"
+            x4 = _GATHERS.get(form.arrays["entries"][0], "").format(
                 entries=f"{name}_entries", index=f"vsubq_n_s32(code, {first})"
             )
-            _add_x4(data, name, gather)
+        if is_whole and x4:
+            _add_x4(data, name, x4)
     elif form.segments is not None:
         fields = {k: getattr(form.segments, k) for k in ("first", "u", "e", "s", "g", "lo", "hi")}
         data.struct("qg_short_table", f"{name}_table", **fields, **arrays)

@@ -243,6 +243,21 @@ typedef struct {
     const uint16_t *starts; /* code, rest, and c2 modulo 2^16 of each segment */
 } qg_short_table;
 
+/* A table with an entry for each code, in blocks of 2^u codes whose entries differ by less than 16.
+ */
+typedef struct {
+    int32_t first; /* code of the first entry */
+    int u;
+    int32_t lo;             /* the smallest entry */
+    const uint16_t *starts; /* the smallest entry of each block, less `lo` */
+    const uint8_t *rests;   /* entries less the start of their block, two in a byte */
+} qg_block_table;
+
+QG_INLINE qg_value qg_look_up_block(const qg_block_table *t, qg_value code) {
+    const uint32_t i = (uint32_t)((int32_t)code - t->first);
+    return t->lo + (int32_t)t->starts[i >> t->u] + ((t->rests[i >> 1] >> 4 * (i & 1)) & 15);
+}
+
 QG_INLINE qg_value qg_look_up_short(const qg_short_table *t, qg_value code) {
     const int32_t q = (int32_t)code - t->first;
     const uint16_t *const start = t->starts + 3 * (q >> t->u);

@@ -128,6 +128,17 @@ QG_INLINE int32x4_t qg_product_x4(const qg_sum *s, int32x4_t a, int32x4_t b) {
     return qg_code_high_x4(a, b, s->k, s->zero, s->lo, s->hi);
 }
 
+QG_INLINE int32x4_t qg_look_up_block_x4(const qg_block_table *t, int32x4_t code) {
+    const uint32x4_t i = vreinterpretq_u32_s32(vsubq_n_s32(code, t->first));
+    const uint32x4_t block = vshlq_r_u32(i, -t->u);
+    const uint32x4_t start = vldrhq_gather_shifted_offset_u32(t->starts, block);
+    const uint32x4_t pair = vldrbq_gather_offset_u32(t->rests, vshrq_n_u32(i, 1));
+    const uint32x4_t odd = vandq_u32(i, vdupq_n_u32(1));
+    const int32x4_t right = vnegq_s32(vreinterpretq_s32_u32(vshlq_n_u32(odd, 2)));
+    const uint32x4_t rest = vandq_u32(vshlq_u32(pair, right), vdupq_n_u32(15));
+    return vaddq_n_s32(vreinterpretq_s32_u32(vaddq_u32(start, rest)), t->lo);
+}
+
 QG_INLINE int32x4_t qg_look_up_short_x4(const qg_short_table *t, int32x4_t code) {
     const int32x4_t q = vsubq_n_s32(code, t->first);
     const int32x4_t segment = qg_right_x4(q, t->u);

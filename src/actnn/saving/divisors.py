@@ -179,17 +179,20 @@ def _makers(nodes: list[Any], through: frozenset[str] = _PASSED) -> list[Any]:
 
 def _ends_of(node: Any) -> list[Any]:
     """Return the nodes whose results have to be exact if a loss divides by the result of a node."""
-    found = []
-    for each in _makers([node]):
-        operands = _operands_of(each)
-        if each.name() in _RESULTS:
-            found.append(each)
-        elif each.name() in _SOURCES:
-            found += operands
-        elif each.name() in _PRODUCTS:  # of attention, only one operand is a result of softmax
-            parts = [_ends_of(operand) for operand in operands]
-            found += chain(*parts) if all(parts) else ()
+    makers = _makers([node])
+    found = _ends_in(makers)
+    for each in (each for each in makers if each.name() in _PRODUCTS):
+        # Of attention, only one operand is a result of softmax; of layers, none is.
+        parts = [_ends_in(_makers([operand])) for operand in _operands_of(each)]
+        found += chain(*parts) if all(parts) else ()
     return found
+
+
+def _ends_in(nodes: list[Any]) -> list[Any]:
+    found = [each for each in nodes if each.name() in _RESULTS]
+    return found + [
+        operand for each in nodes if each.name() in _SOURCES for operand in _operands_of(each)
+    ]
 
 
 def _sequence_of(node: Any) -> int:

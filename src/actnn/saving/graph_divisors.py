@@ -97,12 +97,17 @@ def _makers_of(node: fx.Node) -> list[fx.Node]:
     """Return the operands whose numbers a node hands on; of x sigmoid(x), there are none."""
     operands = node.all_input_nodes
     if _name(node) in ("mm", "bmm"):  # of attention, only one operand is a result of softmax
-        return operands if all(_sources_of(_walk([each], _makers_of)) for each in operands) else []
+        makers = [_walk([each], _operands_of) for each in operands]
+        return operands if all(map(_sources_of, makers)) else []
     if _name(node) in ("mul", "div") and len(operands) == 2:
-        a, b = (_walk([each], _makers_of) for each in operands)
+        a, b = (_walk([each], _operands_of) for each in operands)
         if a & (_sources_of(b) - b) or b & (_sources_of(a) - a):
             return []
-    return operands if _passes(node) else []
+    return _operands_of(node)
+
+
+def _operands_of(node: fx.Node) -> list[fx.Node]:
+    return node.all_input_nodes if _passes(node) else []
 
 
 def _divides(user: fx.Node, node: fx.Node, is_saved: bool, made_by: Makers) -> bool:

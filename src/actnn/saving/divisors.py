@@ -184,7 +184,7 @@ def _ends_of(node: Any) -> list[Any]:
     for each in (each for each in makers if each.name() in _PRODUCTS):
         # Of attention, only one operand is a result of softmax; of layers, none is.
         parts = [_ends_in(_makers([operand])) for operand in _operands_of(each)]
-        found += chain(*parts) if all(parts) else ()
+        found += chain(*parts) if len(parts) > 1 and all(parts) else ()
     return found
 
 

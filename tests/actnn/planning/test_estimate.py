@@ -82,7 +82,7 @@ EQUAL = {
         (32, 4, 64, 64),
     ),
     "LSTM": (First(nn.LSTM(64, 128)), (20, 32, 64)),
-    "LSTM cell": (First(nn.LSTMCell(64, 128)), (512, 64)),
+    "LSTM cell": (nn.Sequential(First(nn.LSTMCell(64, 128)), nn.Linear(128, 8)), (512, 64)),
     "RNN": (First(nn.RNN(64, 128)), (20, 32, 64)),
 }
 LESS = {

@@ -154,7 +154,7 @@ def test_additions_are_keyword_only():
     }
     assert added["use_quantization"] is False
     assert added["config"] is None
-    kinds = {parameters[name].kind for name in added if name != "unknown"}  # names of an error
+    kinds = {parameters[name].kind for name in added if name != "_unknown"}  # names of an error
     assert kinds == {inspect.Parameter.KEYWORD_ONLY}, parameters
     with pytest.raises(TypeError):
         QuantGRU(C, H, 1, True, False, 0.0, False, None, None, True)

@@ -37,6 +37,8 @@ def onnx_operator_library() -> str:
         QuantGRUError: This installation has none.
 
     Example:
+        >>> import onnxruntime
+        >>> report = export_onnx(gru, "model.onnx", x, "operator")
         >>> options = onnxruntime.SessionOptions()
         >>> options.register_custom_ops_library(onnx_operator_library())
         >>> session = onnxruntime.InferenceSession("model.onnx", options)

@@ -84,7 +84,7 @@ def trained(prepare, count=25):
     """Losses of some steps, seconds of a step, and the report on one more step."""
     model = copy.deepcopy(start)
     prepare(model)
-    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     losses, begin = [], time.perf_counter()
     for step in range(count):
         optimizer.zero_grad()

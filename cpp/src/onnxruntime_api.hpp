@@ -16,8 +16,7 @@ namespace quant_gru {
 namespace ort {
 
 constexpr uint32_t kVersion = 16;
-constexpr int kInvalidArgument = 2, kFloat = 1, kInt64 = 7;
-enum Presence : int { kRequired = 0, kOptional = 1 };
+constexpr int kInvalidArgument = 2, kFloat = 1, kInt64 = 7, kRequired = 0, kOptional = 1;
 
 struct Status;
 struct Options;
@@ -33,7 +32,7 @@ using Function = Status *(QGRU_ORT_CALL *)(Arguments...);
 using Unused = const void *;
 
 struct Api {
-    Function<int, const char *> unused_create_status;  // see create_status
+    Function<int, const char *> create_status_of_code;
     Unused functions_1[25];
     Function<const char *, Domain **> create_domain;
     Function<Domain *, const Operator *> add_operator;
@@ -52,15 +51,13 @@ struct Api {
     Unused functions_89[1];
     Function<const KernelContext *, size_t, const Value **> input;
     Function<KernelContext *, size_t, const int64_t *, size_t, Value **> output;
-    Unused functions_92[1];
-    void(QGRU_ORT_CALL *release_status)(Status *);
-    Unused functions_94[5];
+    Unused functions_92[7];
     void(QGRU_ORT_CALL *release_tensor_info)(TensorInfo *);
     Unused functions_100[1];
     void(QGRU_ORT_CALL *release_domain)(Domain *);
 
     Status *create_status(const char *message) const {
-        return unused_create_status(kInvalidArgument, message);
+        return create_status_of_code(kInvalidArgument, message);
     }
 };
 static_assert(offsetof(Api, release_domain) == 101 * sizeof(void *),

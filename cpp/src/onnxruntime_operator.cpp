@@ -151,7 +151,6 @@ std::string from_base64(const std::string &text) {
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     const size_t end = text.find_last_not_of('=') + 1;
     std::string bytes;
-    bytes.reserve(end * 3 / 4);
     uint32_t value = 0;
     for (size_t i = 0; i < end; ++i) {
         const size_t digit = digits.find(text[i]);
@@ -187,11 +186,8 @@ const ort::Operator &gru_operator() {
         op.output_type = [](const ort::Operator *, size_t) -> int { return ort::kFloat; };
         op.outputs = [](const ort::Operator *) -> size_t { return 2; };
         op.destroy = [](void *kernel) { delete static_cast<Kernel *>(kernel); };
-        op.input_presence = [](const ort::Operator *, size_t i) -> int {
-            return i ? ort::kOptional : ort::kRequired;
-        };
-        op.output_presence = [](const ort::Operator *, size_t i) -> int {
-            return i ? ort::kOptional : ort::kRequired;
+        op.input_presence = op.output_presence = [](const ort::Operator *, size_t i) -> int {
+            return i ? ort::kOptional : ort::kRequired;  // only the first one
         };
         op.input_memory = [](const ort::Operator *, size_t) { return 0; };
         op.create_with_status = create;

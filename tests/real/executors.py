@@ -26,7 +26,9 @@ from quant_gru import (
     QuantGRUCell,
     export_onnx,
     export_step_onnx,
+    onnx_operator_library,
 )
+from quant_gru.interchange.onnx.profiles import EXACT
 from quant_gru.kernels.cpu.executor import choices
 
 GCC = shutil.which("gcc")
@@ -107,7 +109,8 @@ def check_executors(
         with executor(name):
             same(by_frozen(gru, given), name)
     same(by_module(gru, given), "the module")
-    same(by_onnx(gru, given, folder), "ONNX Runtime")
+    for profile in EXACT:
+        same(by_onnx(gru, given, folder, profile), f"ONNX Runtime, {profile}")
     same(by_c(gru, given, folder), "C99")
     same(by_cpp(gru, given, library, folder), "the C++ library")
 
@@ -145,29 +148,35 @@ def packed(given: Input) -> Tensor | PackedSequence:
     return pack_padded_sequence(given.x, given.lengths, enforce_sorted=False)
 
 
-def by_onnx(gru: QuantGRU, given: Input, folder: Path) -> Tensor:
-    """A file of profile `integer` in ONNX Runtime."""
+def by_onnx(gru: QuantGRU, given: Input, folder: Path, profile: str) -> Tensor:
+    """A file of a profile in ONNX Runtime."""
     path = folder / "gru.onnx"
     if isinstance(gru, QuantGRUCell):
-        export_step_onnx(gru, path)
+        export_step_onnx(gru, path, profile)
         (h,) = codes(gru, given.h0)
         return _session(path, given.x[0], h.to(_container(path)))[0][None]
     x = packed(given)
-    report = export_onnx(gru, path, x if given.h0 is None else (x, given.h0))
+    report = export_onnx(gru, path, x if given.h0 is None else (x, given.h0), profile)
     assert not any(each.differing for each in report.values())
     more = [given.lengths] if given.is_padded else [] if given.h0 is None else [given.h0]
     return _session(path, given.x, *more)[0]
 
 
+def _loaded(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(onnx_operator_library())
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
 def _session(path: Path, *inputs: Tensor) -> list[Tensor]:
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = _loaded(path)
     names = [each.name for each in session.get_inputs()]
     feed = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
     return [torch.from_numpy(each) for each in session.run(None, feed)]
 
 
 def _container(path: Path) -> torch.dtype:
-    kind = onnxruntime.InferenceSession(path).get_inputs()[1].type
+    kind = _loaded(path).get_inputs()[1].type
     return getattr(torch, kind.removeprefix("tensor(").removesuffix(")"))
 
 

@@ -49,10 +49,18 @@ def inputs_of(graph: fx.Graph) -> dict[str, fx.Node]:
 
 def results_of(forward: fx.Graph, backward: fx.Graph) -> set[fx.Node]:
     """Return the outputs of a forward graph that are not, or not only, saved for backward."""
+    return set(Counter(_outputs_of(forward)) - Counter(_saved_of(forward, backward)))
+
+
+def _outputs_of(graph: fx.Graph) -> list[fx.Node]:
+    outputs = graph.output_node().args[0]
+    return [node for node in outputs if isinstance(node, fx.Node)]  # type: ignore[union-attr]
+
+
+def _saved_of(forward: fx.Graph, backward: fx.Graph) -> list[fx.Node]:
+    """Return the outputs of a forward graph that are saved for backward, each once, in order."""
     places = inputs_of(backward)
-    outputs = [node for node in forward.output_node().args[0] if isinstance(node, fx.Node)]  # type: ignore[union-attr]
-    saved = [node for node in dict.fromkeys(outputs) if node.name in places]
-    return set((Counter(outputs) - Counter(saved)).elements())
+    return [node for node in dict.fromkeys(_outputs_of(forward)) if node.name in places]
 
 
 def share_views(forward: fx.Graph, backward: fx.Graph, current: fx.Node) -> None:
@@ -66,8 +74,7 @@ def share_views(forward: fx.Graph, backward: fx.Graph, current: fx.Node) -> None
         current: A saved tensor that stays as it is, since its hook is running.
     """
     places = inputs_of(backward)
-    outputs = [node for node in forward.output_node().args[0] if isinstance(node, fx.Node)]  # type: ignore[union-attr]
-    saved = [node for node in dict.fromkeys(outputs) if node.name in places]
+    saved = _saved_of(forward, backward)
     results = {source_of(node) for node in results_of(forward, backward)}
     groups: dict[fx.Node, list[fx.Node]] = {}
     for node in (each for each in saved if places[each.name].users):

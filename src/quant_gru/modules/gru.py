@@ -1039,8 +1039,9 @@ class QuantGRU(torch.nn.GRU):
             known = self.is_calibrated() or self._state.has_statistics
             plan = settled(self._plan()) if known else None
         sizes = (self.input_size, self.hidden_size, self.num_layers, len(weights[0]))
-        file = self.freeze()._bytes if known else None
-        return Source(plan, weights, *sizes, self.batch_first, self.zoneout, file)
+        return Source(
+            plan, weights, *sizes, self.batch_first, self.zoneout, lambda: self.freeze()._bytes()
+        )
 
     # --- weights and scales
 

@@ -17,7 +17,6 @@ def operator_layers(
     b: Builder, source: Source, x: Value, h0: Value, lengths: Value | None
 ) -> tuple[Value, Value]:
     """Add one node with the frozen file in it; as `profiles.add_gru`."""
-    assert source.file is not None
     model = base64.b64encode(source.file()).decode()
     y, h_n = b.ops("GRU", 2, x, h0, lengths, domain=OPERATORS, model=model)
     T, N = (None, None) if x.shape is None else x.shape[:2]

@@ -23,7 +23,7 @@ class Source:
         directions: 1 or 2.
         batch_first: Whether N comes before T in inputs and outputs.
         zoneout: Share of a state that a unit keeps.
-        file: Returns the bytes of its frozen file, with time first in inputs and outputs.
+        file: Returns the bytes of its frozen file, with time first; only of a GRU with a plan.
     """
 
     plan: GRUPlan | None
@@ -33,5 +33,5 @@ class Source:
     num_layers: int
     directions: int
     batch_first: bool
-    zoneout: float = 0.0
-    file: Callable[[], bytes] | None = None
+    zoneout: float
+    file: Callable[[], bytes]

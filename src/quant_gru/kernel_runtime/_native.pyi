@@ -15,7 +15,16 @@ class Fields:
 class Driver:
     """The CUDA driver, called through function addresses. Methods return the driver's status."""
 
-    def __init__(self, launch: int, get_current: int, set_current: int, context: int) -> None: ...
+    # graphs: the functions of `GraphDriver` in recorded_graphs.hpp; none without graphs
+    def __init__(
+        self,
+        launch: int,
+        get_current: int,
+        set_current: int,
+        context: int,
+        graphs: Sequence[int] = (),
+        /,
+    ) -> None: ...
     # starts a kernel that takes the struct at the address `argument`
     def launch(self, function: int, grid: Grid, argument: int, stream: int, /) -> int: ...
 
@@ -26,7 +35,8 @@ class Launches:
     def add(self, function: int, grid: Grid, argument: int, /) -> None: ...
     # the addresses of cublasLtMatmul and of a `cublaslt.ProductC`
     def add_product(self, function: int, product: int, /) -> None: ...
-    def start(self, stream: int, /) -> int: ...
+    # key: all that the arguments depend on; launches that repeat become a graph
+    def start(self, stream: int, key: Sequence[int] = ..., /) -> int: ...
 
 class TensorLaunch:
     """A launch whose arguments are tensors and numbers that differ between calls."""

@@ -29,6 +29,19 @@ _PORTABLE = 8
 _PROBE = Kernel.of("probe", "probe", {})
 # Clusters are counted for blocks so large that each occupies a whole multiprocessor.
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
+_LAUNCH = ("cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxSetCurrent")
+# in the order of `GraphDriver` in native/recorded_graphs.hpp
+_GRAPHS = (
+    "cuStreamCreate",
+    "cuStreamIsCapturing",
+    "cuStreamBeginCapture",
+    "cuStreamEndCapture",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+)
 
 
 def _late(grid: Grid) -> Grid:
@@ -121,7 +134,10 @@ class Device:
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         self._compiler = ParallelCompiler(self.arch, sources)
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
-        self.native = _native.Driver(*_functions(), int(self._context))
+        launch, get_current, set_current = map(_address, _LAUNCH)
+        self.native = _native.Driver(
+            launch, get_current, set_current, int(self._context), [_address(f) for f in _GRAPHS]
+        )
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
         self._shared: dict[Kernel, int] = {}  # maximum shared memory of a block
         self._modules: dict[tuple[Any, ...], Any] = {}
@@ -321,13 +337,11 @@ def _driver() -> Any:
 
 
 @cache
-def _functions() -> tuple[int, int, int]:
-    """Return the addresses of the driver functions that native code calls directly."""
-    driver, found = _driver(), []
+def _address(name: str) -> int:
+    """Return the address of a function of the driver that native code calls."""
+    driver = _driver()
     flags = int(driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT)
-    for name in (b"cuLaunchKernelEx", b"cuCtxGetCurrent", b"cuCtxSetCurrent"):
-        status, address, *_ = driver.cuGetProcAddress(name, 12000, flags)
-        if int(status) != 0 or not address:
-            raise KernelError(f"Expected a driver of CUDA 12 or later, got {status!s}")
-        found.append(int(address))
-    return found[0], found[1], found[2]
+    status, address, *_ = driver.cuGetProcAddress(name.encode(), 12000, flags)
+    if int(status) != 0 or not address:
+        raise KernelError(f"Expected a driver of CUDA 12 or later, got {status!s} for {name}")
+    return int(address)

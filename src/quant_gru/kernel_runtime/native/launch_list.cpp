@@ -29,21 +29,34 @@ int Driver::launch(const cuda::LaunchConfig &config, uintptr_t function, uintptr
 
 int Launches::start(uintptr_t stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    return driver_.in_context([&] { return start_each(stream); });
+}
+
+int Launches::start(uintptr_t stream, const RecordedGraphs::Key &key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     return driver_.in_context([&] {
-        for (const One &each : all_) {
-            int status = 0;
-            if (each.configured) {
-                each.configured->config.stream = reinterpret_cast<cuda::Stream>(stream);
-                status = driver_.launch(each.configured->config, each.function, each.argument);
-            } else {
-                auto &product = *reinterpret_cast<Product *>(each.argument);
-                product.stream = reinterpret_cast<void *>(stream);
-                status = multiply(each.function, product);
-            }
-            if (status) return status;
-        }
-        return 0;
+        GraphDriver &graphs = driver_.graphs();
+        void *graph = nullptr;
+        if (graphs.available() && all_.size() >= kLeast)
+            graph = graphs_.take(graphs, key, stream, [&](uintptr_t on) { return start_each(on); });
+        return graph ? graphs.start(graph, stream) : start_each(stream);
     });
+}
+
+int Launches::start_each(uintptr_t stream) {
+    for (const One &each : all_) {
+        int status = 0;
+        if (each.configured) {
+            each.configured->config.stream = reinterpret_cast<cuda::Stream>(stream);
+            status = driver_.launch(each.configured->config, each.function, each.argument);
+        } else {
+            auto &product = *reinterpret_cast<Product *>(each.argument);
+            product.stream = reinterpret_cast<void *>(stream);
+            status = multiply(each.function, product);
+        }
+        if (status) return status;
+    }
+    return 0;
 }
 
 }  // namespace kernel_runtime

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernel_runtime/native/launch_config.hpp"
+#include "kernel_runtime/native/recorded_graphs.hpp"
 
 namespace kernel_runtime {
 
@@ -30,12 +31,15 @@ class Fields {
 // The CUDA driver, called through function addresses, so that no CUDA headers are needed.
 class Driver {
  public:
-    // cuLaunchKernelEx, cuCtxGetCurrent and cuCtxSetCurrent, and the context to launch in.
-    Driver(uintptr_t launch, uintptr_t get_current, uintptr_t set_current, uintptr_t context)
+    // cuLaunchKernelEx, cuCtxGetCurrent and cuCtxSetCurrent, the context to launch in, and the
+    // functions of a GraphDriver.
+    Driver(uintptr_t launch, uintptr_t get_current, uintptr_t set_current, uintptr_t context,
+           std::vector<uintptr_t> graphs)
         : launch_(reinterpret_cast<Launch>(launch)),
           get_current_(reinterpret_cast<GetCurrent>(get_current)),
           set_current_(reinterpret_cast<SetCurrent>(set_current)),
-          context_(reinterpret_cast<void *>(context)) {}
+          context_(reinterpret_cast<void *>(context)),
+          graphs_(std::move(graphs)) {}
     // Starts a kernel that takes one struct. Returns the driver's status, 0 for success. The
     // context must be current.
     int launch(const cuda::LaunchConfig &config, uintptr_t function, uintptr_t argument) const;
@@ -50,6 +54,7 @@ class Driver {
         const int status = action(), back = set_current_(before);
         return status ? status : back;
     }
+    GraphDriver &graphs() { return graphs_; }
 
  private:
     using Launch = int (*)(const cuda::LaunchConfig *config, void *function, void **parameters,
@@ -60,6 +65,7 @@ class Driver {
     GetCurrent get_current_;
     SetCurrent set_current_;
     void *context_;
+    GraphDriver graphs_;
 };
 
 // The arguments of cublasLtMatmul, in its order, so that no header of cuBLASLt is needed.
@@ -80,7 +86,7 @@ struct Product {
 // A list of launches that start in order, by one thread at a time.
 class Launches {
  public:
-    explicit Launches(const Driver &driver) : driver_(driver) {}
+    explicit Launches(Driver &driver) : driver_(driver) {}
     // Adds a launch of a kernel, and the address of the struct that it takes.
     void add(uintptr_t function, const cuda::Grid &grid, uintptr_t argument) {
         all_.push_back({function, argument, std::make_unique<cuda::Configured>(grid, nullptr)});
@@ -92,14 +98,23 @@ class Launches {
     // Starts all launches, up to the first that fails. Returns 0 or its status; the status of a
     // product is negated.
     int start(uintptr_t stream);
+    // The same. If their arguments depend on nothing but the key, launches that repeat become a
+    // graph.
+    int start(uintptr_t stream, const RecordedGraphs::Key &key);
 
  private:
     struct One {
         uintptr_t function, argument;
         std::unique_ptr<cuda::Configured> configured;  // null for a product
     };
-    const Driver &driver_;
+    // Fewer launches take the host no longer than a graph.
+    static constexpr size_t kLeast = 2;
+
+    int start_each(uintptr_t stream);
+
+    Driver &driver_;
     std::vector<One> all_;
+    RecordedGraphs graphs_;
     std::mutex mutex_;
 };
 

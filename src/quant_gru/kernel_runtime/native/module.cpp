@@ -39,7 +39,8 @@ NB_MODULE(_native, m) {
     // A full launch queue may wait for a host function that needs the GIL.
     using Unlocked = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Driver>(m, "Driver")
-        .def(nb::init<uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
+        .def(nb::init<uintptr_t, uintptr_t, uintptr_t, uintptr_t, std::vector<uintptr_t>>(),
+             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = std::vector<uintptr_t>())
         .def(
             "launch",
             [](const Driver &driver, uintptr_t function, const GridTuple &grid, uintptr_t argument,
@@ -51,14 +52,16 @@ NB_MODULE(_native, m) {
             },
             Unlocked());
     nb::class_<Launches>(m, "Launches")
-        .def(nb::init<const Driver &>(), nb::keep_alive<1, 2>())
+        .def(nb::init<Driver &>(), nb::keep_alive<1, 2>())
         .def("add", [](Launches &launches, uintptr_t function, const GridTuple &grid,
                        uintptr_t argument) { launches.add(function, grid_of(grid), argument); })
         .def("add_product",
              [](Launches &launches, uintptr_t function, uintptr_t product) {
                  launches.add_product(function, reinterpret_cast<Product *>(product));
              })
-        .def("start", &Launches::start, Unlocked());
+        .def("start", nb::overload_cast<uintptr_t>(&Launches::start), Unlocked())
+        .def("start", nb::overload_cast<uintptr_t, const RecordedGraphs::Key &>(&Launches::start),
+             Unlocked());
     nb::class_<TensorLaunch>(m, "TensorLaunch")
         .def(
             "__init__",

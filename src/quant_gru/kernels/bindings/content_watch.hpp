@@ -35,7 +35,7 @@ class ContentWatch {
         const uintptr_t part = started_++ % parts_;
         const auto stream =
             static_cast<uintptr_t>(kernel_runtime::number(kernel_runtime::call(stream_)));
-        nanobind::cast<Steps &>(looks_).start(stream, &part, nanobind::make_tuple(), nullptr,
+        nanobind::cast<Steps &>(looks_).start(stream, {part}, nanobind::make_tuple(), nullptr,
                                               [] {});
     }
 

@@ -99,7 +99,7 @@ nb::object GPUBackward::run(const Given &given) {
         if (makers_[i]) at[first + i - 1] = tensors_.address(made.ptr());
         found.append(made);
     }
-    steps_.start(stream, at.data(), nb::make_tuple(workspace, found), nullptr, [] {});
+    steps_.start(stream, at, nb::make_tuple(workspace, found), nullptr, [] {});
     return found;
 }
 

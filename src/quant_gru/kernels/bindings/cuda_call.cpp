@@ -85,7 +85,7 @@ nb::object Call::run(const Given &given, Workspace *kept) {
 
     const bool keeps = makers_.size() > 4;
     const uintptr_t stream = stream_();
-    uintptr_t to[kinds] = {};
+    std::vector<uintptr_t> to(kinds, 0);
     auto at = [&](const nb::object &tensor) { return tensors_.address(tensor.ptr()); };
     const nb::object y =
         given.packing ? makers_[1].of_rows(x_view.shape[1]) : makers_[given.rows_first]();
@@ -113,11 +113,10 @@ nb::object Call::run(const Given &given, Workspace *kept) {
     }
     to[Call::y] = at(y);
     to[Call::last] = at(last);
+    const int64_t step = x_view.strides[given.rows_first], next = x_view.strides[!given.rows_first];
+    to.insert(to.end(), {static_cast<uintptr_t>(step), static_cast<uintptr_t>(next)});
     steps_.start(stream, to, nb::make_tuple(space, nb::none()), kept ? &kept->mutex() : nullptr,
-                 [&] {
-                     move_input(x_view.address, x_view.strides[given.rows_first],
-                                x_view.strides[!given.rows_first]);
-                 });
+                 [&] { move_input(x_view.address, step, next); });
     return keeps ? nb::make_tuple(y, last, nan, codes) : nb::make_tuple(y, last);
 }
 

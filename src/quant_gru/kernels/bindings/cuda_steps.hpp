@@ -26,10 +26,11 @@ class Steps {
     size_t tensors() const { return fields_.size(); }
 
     // Moves the fields to `bases`, at least one for each of `tensors`, and starts all steps, up to
-    // the first that fails. Calls `before` first. `shared` is locked meanwhile if it is not null.
+    // the first that fails. Calls `before` first, which may write to the arguments of launches what
+    // further elements of `bases` determine. `shared` is locked meanwhile if it is not null.
     template <class Before>
-    void start(uintptr_t stream, const uintptr_t *bases, const nanobind::tuple &arguments,
-               std::mutex *shared, const Before &before) {
+    void start(uintptr_t stream, const std::vector<uintptr_t> &bases,
+               const nanobind::tuple &arguments, std::mutex *shared, const Before &before) {
         namespace nb = nanobind;
         // Locked without the GIL, which a thread that has the locks may wait for.
         std::unique_lock<std::mutex> outer, own(mutex_, std::defer_lock);
@@ -46,7 +47,7 @@ class Steps {
                 // A full launch queue may wait for a host function that needs the GIL.
                 nb::gil_scoped_release release;
                 begin();
-                if (launches_[i]) status = launches_[i]->start(stream);
+                if (launches_[i]) status = launches_[i]->start(stream, bases);
             }
             if (!launches_[i]) steps_[i](*arguments);
         }

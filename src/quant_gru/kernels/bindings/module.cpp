@@ -44,7 +44,7 @@ void start_steps(Steps &steps, uintptr_t stream, const std::vector<uintptr_t> &b
                  const nb::args &arguments) {
     if (bases.size() < steps.tensors())
         throw nb::value_error("Expected an address for each tensor that fields follow");
-    steps.start(stream, bases.data(), arguments, nullptr, [] {});
+    steps.start(stream, bases, arguments, nullptr, [] {});
 }
 
 nb::object run_call(Call &call, const nb::object &x, const nb::object &h0,

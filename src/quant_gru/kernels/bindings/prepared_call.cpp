@@ -109,7 +109,7 @@ nb::object PreparedStepGPU::start(const Call::Given &given) {
     {
         // A full launch queue may wait for a host function that needs the GIL.
         nb::gil_scoped_release release;
-        status = update_->start(stream);
+        status = update_->start(stream, {static_cast<uintptr_t>(seen_)});
     }
     if (status) {
         fail_(status);

@@ -1,0 +1,206 @@
+"""Calls and steps that repeat with equal addresses: launches become graphs, bits stay."""
+
+import copy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from quant_gru import QuantConfig, QuantGRU
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from bits import assert_same_bits
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+STACKS = [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True}]
+STEPS = 12
+
+
+def made(C, H, config="int8", **options):
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options).cuda()
+    gru.calibrate(torch.randn(10, 8, C, device="cuda"))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
+def step(gru, x, hx=None):
+    """Outputs and gradients; gradients of weights are at the parameters."""
+    gru.zero_grad()
+    x = x.detach().requires_grad_()
+    y, h_n = gru(x, hx)
+    y = y if isinstance(y, torch.Tensor) else y.data
+    torch.autograd.backward((y, h_n), (torch.cos(y.detach()), torch.sin(h_n.detach())))
+    return [y.detach(), h_n.detach(), x.grad, *(p.grad for p in gru.parameters())]
+
+
+def same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("options", STACKS, ids=str)
+@pytest.mark.parametrize("config", ["int8", "int16"])
+def test_training(config, options):
+    """Two batches in turn, each in its own memory, while an optimizer moves the weights."""
+    gru = made(24, 40, config, **options).train()
+    optimizer = torch.optim.SGD(gru.parameters(), 0.05)
+    batches = [torch.randn(size, 6, 24, device="cuda") for size in (9, 9, 6)]
+    for _ in range(STEPS):
+        for x in batches:
+            x.copy_(torch.randn_like(x))
+            other = copy.deepcopy(gru)
+            found = step(gru, x)
+            same(found, step(other, x))
+            del found, other
+        optimizer.step()
+
+
+def test_inputs_change_where_they_are():
+    gru = made(24, 40, num_layers=2, bidirectional=True).eval()
+    x, hx = torch.randn(9, 6, 24, device="cuda"), torch.randn(4, 6, 40, device="cuda")
+    with torch.no_grad():
+        for _ in range(STEPS):
+            x.normal_()
+            hx.normal_()
+            same(gru(x, hx), copy.deepcopy(gru)(x, hx))
+
+
+def test_strides_change_where_an_input_is():
+    gru = made(8, 40, num_layers=2, bidirectional=True).eval()
+    memory = torch.randn(8 * 6 * 6, device="cuda")
+    views = [memory.view(6, 6, 8), memory.view(6, 6, 8).transpose(0, 1)]
+    with torch.no_grad():
+        expected = [copy.deepcopy(gru)(view) for view in views]
+        for _ in range(STEPS):
+            for view, each in zip(views, expected, strict=True):
+                for _ in range(3):
+                    same(gru(view), each)
+
+
+def test_packed_rows():
+    gru = made(8, 40, num_layers=2).train()
+    for _ in range(STEPS):
+        rows = [torch.randn(T, 8, device="cuda") for T in (5, 9, 2)]
+        packed = pack_sequence(rows, enforce_sorted=False)
+        found, expected = [], []
+        for each, to in ((gru, found), (copy.deepcopy(gru), expected)):
+            each.zero_grad()
+            y, h_n = each(packed)
+            y.data.square().sum().backward()
+            to += [y.data.detach(), h_n.detach(), *(p.grad for p in each.parameters())]
+        same(found, expected)
+
+
+def test_a_graph_of_the_caller_has_the_launches():
+    """A capture between steps that repeat; its replays read and write its own tensors."""
+    gru = made(24, 40, num_layers=2, bidirectional=True).train()
+    x = torch.randn(9, 6, 24, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(STEPS):
+            step(gru, x)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            captured = step(gru, x)
+        for _ in range(4):
+            x.normal_()
+            graph.replay()
+            kept = [t.clone() for t in captured]
+            same(kept, step(copy.deepcopy(gru), x))
+            same(step(gru, x), kept)
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def test_graphs_are_recorded_while_another_thread_captures():
+    """A capture in mode "global" forbids other threads to allocate, but not to record."""
+    capturing, done = threading.Event(), threading.Event()
+    errors = []
+
+    def capture():
+        try:
+            stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            a = torch.zeros(4, device="cuda")
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="global")
+                a += 1
+                capturing.set()
+                done.wait(60)
+                a += 1
+                graph.capture_end()
+                graph.replay()
+            torch.cuda.synchronize()
+            assert a.tolist() == [2, 2, 2, 2]
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            capturing.set()
+
+    gru = made(24, 40, num_layers=2, bidirectional=True).eval()
+    x = torch.randn(9, 6, 24, device="cuda")
+    with torch.no_grad():
+        expected = [t.clone() for t in gru(x)]
+        found = gru(x)
+        del found
+        thread = threading.Thread(target=capture)
+        thread.start()
+        capturing.wait(60)
+        for _ in range(STEPS):
+            found = gru(x)
+            del found
+        done.set()
+        thread.join()
+        same(gru(x), expected)
+    assert not errors
+
+
+COUNTED = """
+import ctypes, torch
+from quant_gru.kernel_runtime.cuda import driver
+address = driver._address
+calls = []
+Start = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+start = Start(address("cuGraphLaunch"))
+
+@Start
+def counted(graph, stream):
+    calls.append(graph)
+    return start(graph, stream)
+
+driver._address = lambda name: (
+    ctypes.cast(counted, ctypes.c_void_p).value if name == "cuGraphLaunch" else address(name)
+)
+from quant_gru import QuantConfig, QuantGRU
+
+gru = QuantGRU(16, 32, config=QuantConfig.int8()).cuda()
+gru.calibrate(torch.randn(10, 8, 16, device="cuda"))
+gru.finalize_calibration()
+gru.use_quantization = True
+gru.train()
+x, grad = torch.randn(10, 8, 16, device="cuda"), torch.randn(10, 8, 32, device="cuda")
+optimizer = torch.optim.SGD(gru.parameters(), 0.01)
+for _ in range(30):
+    optimizer.zero_grad()
+    gru(x)[0].backward(grad)
+    optimizer.step()
+torch.cuda.synchronize()
+print(len(calls), len(set(calls)))
+"""
+
+
+def test_a_training_loop_starts_graphs():
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    starts, graphs = map(int, done.stdout.split())
+    assert starts >= 20
+    assert graphs <= 8

@@ -1,0 +1,255 @@
+"""Launches that repeat become graphs: a driver that records what it gets counts how often."""
+
+import ctypes
+
+import pytest
+
+from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
+from quant_gru.kernel_runtime.cuda.driver import _GRAPHS
+from quant_gru.kernel_runtime.cuda.launch import Grid
+
+Pointer, Int = ctypes.c_void_p, ctypes.c_int
+OneC = structure("OneC", value=ctypes.c_int64)
+OWN, MINE = 900, 5  # the stream that records, and that of the caller
+RELAXED, GLOBAL = 2, 0
+STREAM_OFFSET = 32  # of a launch configuration
+
+
+class Driver:
+    """Functions of a driver. `seen` are kernels on streams, and graphs as lists of kernels."""
+
+    def __init__(self):
+        self.seen, self.recorded, self.graphs, self.instances = [], None, {}, {}
+        self.capturing, self.mode, self.fails, self.calls = 0, GLOBAL, None, []
+
+        def out(pointer, value):
+            ctypes.cast(pointer, ctypes.POINTER(Pointer))[0] = value
+
+        def launch(config, function, parameters, extra):
+            stream = Pointer.from_address(config + STREAM_OFFSET).value
+            value = ctypes.cast(parameters, ctypes.POINTER(ctypes.POINTER(OneC)))[0].contents.value
+            if stream == OWN:
+                assert self.mode == RELAXED
+                self.recorded.append((function, value))
+            else:
+                self.seen.append((function, value, stream))
+            return 0
+
+        def context(to):
+            out(to, 1)
+            return 0
+
+        def create(to, flags):
+            assert flags == 1
+            out(to, OWN)
+            return 0
+
+        def is_capturing(stream, to):
+            ctypes.cast(to, ctypes.POINTER(Int))[0] = self.capturing
+            return 0
+
+        def begin(stream, mode):
+            assert (stream, mode) == (OWN, RELAXED)
+            self.recorded = []
+            return 0
+
+        def end(stream, to):
+            number = 100 + len(self.graphs)
+            self.graphs[number], self.recorded = self.recorded, None
+            out(to, number)
+            return 0
+
+        def exchange(to):
+            mode = ctypes.cast(to, ctypes.POINTER(Int))
+            self.mode, mode[0] = mode[0], self.mode
+            return 0
+
+        def instantiate(to, graph, flags):
+            assert flags == 0
+            number = 200 + len(self.instances)
+            self.instances[number] = self.graphs[graph]
+            out(to, number)
+            return 0
+
+        def start(graph, stream):
+            self.seen.append((self.instances[graph], stream))
+            return 0
+
+        def destroy(graph):
+            del self.graphs[graph]
+            return 0
+
+        def forget(graph):
+            assert self.mode == RELAXED
+            self.instances[graph] = None
+            return 0
+
+        graphs = (create, is_capturing, begin, end, exchange, instantiate, start, destroy, forget)
+        types = ([Pointer, ctypes.c_uint], [Pointer, Pointer], [Pointer, Int], [Pointer, Pointer],
+                 [Pointer], [Pointer, Pointer, ctypes.c_ulonglong], [Pointer, Pointer], [Pointer],
+                 [Pointer])  # fmt: skip
+        self._functions = [
+            self._function(name, function, arguments)
+            for name, function, arguments in zip(_GRAPHS, graphs, types, strict=True)
+        ]
+        basic = [
+            ctypes.CFUNCTYPE(Int, *kinds)(function)
+            for function, kinds in (
+                (launch, [Pointer] * 4),
+                (context, [Pointer]),
+                (lambda _: 0, [Pointer]),
+            )
+        ]
+        addresses = [ctypes.cast(each, Pointer).value for each in (*basic, *self._functions)]
+        self._functions += basic
+        self.native = _native.Driver(*addresses[:3], 1, addresses[3:])
+
+    def _function(self, name, function, arguments):
+        def call(*given):
+            self.calls.append(name)
+            return 700 if name == self.fails else function(*given)
+
+        return ctypes.CFUNCTYPE(Int, *arguments)(call)
+
+
+@pytest.fixture
+def driver():
+    return Driver()
+
+
+class Listed:
+    """Launches of kernels 40, 41, .. with the values 0, 1, .."""
+
+    def __init__(self, driver, count=3):
+        self.values = [OneC(i) for i in range(count)]
+        self.native = _native.Launches(driver.native)
+        for i, each in enumerate(self.values):
+            self.native.add(40 + i, Grid((1, 1), 32), ctypes.addressof(each))
+        self._driver = driver  # whose functions free graphs
+
+    def start(self, *key, stream=MINE):
+        return self.native.start(stream, key)
+
+    def each(self, stream=MINE):
+        return [(40 + i, each.value, stream) for i, each in enumerate(self.values)]
+
+    def graph(self, stream=MINE):
+        return ([each[:2] for each in self.each()], stream)
+
+
+def test_the_third_start_with_a_key_is_recorded(driver):
+    listed = Listed(driver)
+    for _ in range(2):
+        assert listed.start(7, 8) == 0
+    assert driver.seen == 2 * listed.each()
+    for stream in (MINE, MINE, 6):
+        assert listed.start(7, 8, stream=stream) == 0
+    assert driver.seen[6:] == [listed.graph(), listed.graph(), listed.graph(6)]
+    assert driver.mode == GLOBAL
+    assert not driver.graphs
+    assert driver.calls.count("cuStreamBeginCapture") == 1
+
+
+def test_other_keys_have_arguments_of_their_own(driver):
+    listed = Listed(driver)
+    for _ in range(4):
+        for key in (1, 2):
+            listed.values[0].value = 10 * key
+            driver.seen.clear()
+            listed.start(key)
+    listed.values[0].value = 10
+    listed.start(1)
+    assert driver.seen[-1] == listed.graph()
+    # a key that was not seen reads the arguments as they are
+    listed.values[0].value = 30
+    driver.seen.clear()
+    listed.start(3)
+    assert driver.seen == listed.each()
+
+
+@pytest.mark.parametrize("way", ["without a key", "one launch", "without graphs"])
+def test_what_is_never_a_graph(driver, way):
+    if way == "without graphs":
+        addresses = [ctypes.cast(each, Pointer).value for each in driver._functions[-3:]]
+        driver.native = _native.Driver(*addresses, 1)
+    listed = Listed(driver, 1 if way == "one launch" else 3)
+    for _ in range(6):
+        listed.native.start(MINE) if way == "without a key" else listed.start(7)
+    assert driver.seen == 6 * listed.each()
+    assert not driver.calls
+
+
+@pytest.mark.parametrize("what", ["captures", "cannot say"])
+def test_launches_belong_to_a_graph_of_the_caller(driver, what):
+    listed = Listed(driver)
+    for _ in range(5):
+        listed.start(7)
+    driver.seen.clear()
+    if what == "captures":
+        driver.capturing = 1
+    else:
+        driver.fails = "cuStreamIsCapturing"
+    listed.start(7)
+    assert driver.seen == listed.each()
+    driver.capturing, driver.fails = 0, None
+    listed.start(7)
+    assert driver.seen[3:] == [listed.graph()]
+
+
+@pytest.mark.parametrize("fails", _GRAPHS[:1] + _GRAPHS[2:6])
+def test_launches_start_one_by_one_if_the_driver_does_not_record(driver, fails):
+    driver.fails = fails
+    listed = Listed(driver)
+    for _ in range(5):
+        assert listed.start(7) == 0
+    assert driver.seen == 5 * listed.each()
+    assert driver.mode == GLOBAL
+
+
+def test_a_failing_start_of_a_graph_is_told(driver):
+    listed = Listed(driver)
+    driver.fails = "cuGraphLaunch"
+    assert [listed.start(7) for _ in range(4)] == [0, 0, 700, 700]
+
+
+def test_addresses_that_rarely_repeat_are_rarely_recorded(driver):
+    listed = Listed(driver)
+    for key in range(1000):
+        listed.start(key)
+    assert "cuStreamBeginCapture" not in driver.calls
+    # addresses that stay for a few starts
+    for key in range(1000):
+        for _ in range(4):
+            listed.start(key)
+    assert driver.calls.count("cuStreamBeginCapture") <= 4000 / 16 + 4
+    # and those that stay at last
+    for _ in range(40):
+        listed.start(-1 & (1 << 64) - 1)
+    assert driver.seen[-1] == listed.graph()
+
+
+def test_graphs_are_freed(driver):
+    listed = Listed(driver)
+    for key in range(6):
+        for _ in range(30):
+            listed.start(key)
+    assert [each is None for each in driver.instances.values()] == [True, True] + 4 * [False]
+    del listed
+    assert set(driver.instances.values()) == {None}
+    assert driver.mode == GLOBAL
+
+
+def test_steps_tell_all_addresses(driver):
+    """`_native.Steps` passes what fields follow, and what else the caller names, as the key."""
+    from quant_gru.kernels import _native as kernels
+
+    listed = Listed(driver)
+    fields = _native.Fields()
+    fields.add(ctypes.addressof(listed.values[0]), 1)
+    steps = kernels.Steps([listed.native], [fields], lambda status: None, listed)
+    for base in (100, 200, 100, 200, 100, 200):
+        steps.start(MINE, [base])
+    for base in (100, 200):
+        steps.start(MINE, [base])
+        assert driver.seen[-1] == ([(40, base + 1), (41, 1), (42, 2)], MINE)

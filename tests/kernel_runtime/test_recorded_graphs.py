@@ -201,10 +201,11 @@ def test_launches_belong_to_a_graph_of_the_caller(driver, what):
 def test_launches_start_one_by_one_if_the_driver_does_not_record(driver, fails):
     driver.fails = fails
     listed = Listed(driver)
-    for _ in range(5):
+    for _ in range(99):
         assert listed.start(7) == 0
-    assert driver.seen == 5 * listed.each()
+    assert driver.seen == 99 * listed.each()
     assert driver.mode == GLOBAL
+    assert driver.calls.count(fails) == 1
 
 
 def test_a_failing_start_of_a_graph_is_told(driver):

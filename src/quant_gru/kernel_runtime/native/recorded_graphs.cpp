@@ -60,7 +60,7 @@ RecordedGraphs::Entry &RecordedGraphs::entry_of(const Key &key) {
         if (each.starts && each.key == key) {
             ++each.starts;
             each.latest = clock_;
-            credit_ = std::min(credit_ + 1, kMostCredit);
+            if (credit_ != kNever) credit_ = std::min(credit_ + 1, kMostCredit);
             return each;
         }
         if (each.latest < oldest->latest) oldest = &each;

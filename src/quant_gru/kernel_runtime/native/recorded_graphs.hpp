@@ -92,8 +92,8 @@ class RecordedGraphs {
         driver_ = &driver;
         Entry &entry = entry_of(key);
         if (!entry.graph && entry.starts >= kFirst && credit_ >= kCost) {
-            credit_ -= kCost;
             entry.graph = driver.record(start);
+            credit_ = entry.graph ? credit_ - kCost : kNever;
         }
         return entry.graph;
     }
@@ -101,7 +101,8 @@ class RecordedGraphs {
  private:
     // Recording takes the host as long as some starts. Calls whose addresses rarely repeat must not
     // pay for it each time. The first starts load kernels and libraries, which cannot be recorded.
-    static constexpr int kEntries = 4, kFirst = 3, kCost = 16, kMostCredit = 64;
+    // What the driver cannot record is not tried again.
+    static constexpr int kEntries = 4, kFirst = 3, kCost = 16, kMostCredit = 64, kNever = -1;
     struct Entry {
         Key key;
         int starts = 0;

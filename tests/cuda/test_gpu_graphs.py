@@ -1,7 +1,7 @@
 """Calls and steps that repeat with equal addresses: launches become graphs, bits stay."""
 
 import copy
-import subprocess
+import ctypes
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.kernel_runtime.cuda import driver
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from bits import assert_same_bits
@@ -19,6 +20,33 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 STACKS = [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True}]
 STEPS = 12
+FUNCTIONS = []  # graphs may call them later
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of the driver's functions, "begin" and "start", as graphs are recorded and started."""
+    found, addresses = [], driver._graph_functions()
+
+    def counted(function, name, *types):
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, *types)
+        address = driver._address(function)
+
+        def call(*arguments):
+            found.append(name)
+            return kind(address)(*arguments)
+
+        FUNCTIONS.append(kind(call))
+        at = driver._GRAPHS.index(function)
+        addresses[at] = ctypes.cast(FUNCTIONS[-1], ctypes.c_void_p).value
+
+    addresses = list(addresses)
+    counted("cuStreamBeginCapture", "begin", ctypes.c_void_p, ctypes.c_int)
+    counted("cuGraphLaunch", "start", ctypes.c_void_p, ctypes.c_void_p)
+    monkeypatch.setattr(driver, "_graph_functions", lambda: addresses)
+    driver._device.cache_clear()
+    yield found
+    driver._device.cache_clear()
 
 
 def made(C, H, config="int8", **options):
@@ -47,7 +75,7 @@ def same(found, expected):
 
 @pytest.mark.parametrize("options", STACKS, ids=str)
 @pytest.mark.parametrize("config", ["int8", "int16"])
-def test_training(config, options):
+def test_training(calls, config, options):
     """Two batches in turn, each in its own memory, while an optimizer moves the weights."""
     gru = made(24, 40, config, **options).train()
     optimizer = torch.optim.SGD(gru.parameters(), 0.05)
@@ -60,9 +88,10 @@ def test_training(config, options):
             same(found, step(other, x))
             del found, other
         optimizer.step()
+    assert calls.count("start") >= STEPS
 
 
-def test_inputs_change_where_they_are():
+def test_inputs_change_where_they_are(calls):
     gru = made(24, 40, num_layers=2, bidirectional=True).eval()
     x, hx = torch.randn(9, 6, 24, device="cuda"), torch.randn(4, 6, 40, device="cuda")
     with torch.no_grad():
@@ -70,9 +99,10 @@ def test_inputs_change_where_they_are():
             x.normal_()
             hx.normal_()
             same(gru(x, hx), copy.deepcopy(gru)(x, hx))
+    assert "start" in calls
 
 
-def test_strides_change_where_an_input_is():
+def test_strides_change_where_an_input_is(calls):
     gru = made(8, 40, num_layers=2, bidirectional=True).eval()
     memory = torch.randn(8 * 6 * 6, device="cuda")
     views = [memory.view(6, 6, 8), memory.view(6, 6, 8).transpose(0, 1)]
@@ -82,12 +112,13 @@ def test_strides_change_where_an_input_is():
             for view, each in zip(views, expected, strict=True):
                 for _ in range(3):
                     same(gru(view), each)
+    assert "start" in calls
 
 
-def test_packed_rows():
+def test_packed_rows(calls):
     gru = made(8, 40, num_layers=2).train()
-    for _ in range(STEPS):
-        rows = [torch.randn(T, 8, device="cuda") for T in (5, 9, 2)]
+    for i in range(2 * STEPS):
+        rows = [torch.randn(T, 8, device="cuda") for T in ((5, 9, 2), (9, 4, 2))[i % 2]]
         packed = pack_sequence(rows, enforce_sorted=False)
         found, expected = [], []
         for each, to in ((gru, found), (copy.deepcopy(gru), expected)):
@@ -96,9 +127,50 @@ def test_packed_rows():
             y.data.square().sum().backward()
             to += [y.data.detach(), h_n.detach(), *(p.grad for p in each.parameters())]
         same(found, expected)
+        del found, expected, y, h_n, each, to
+    assert "start" in calls
 
 
-def test_a_graph_of_the_caller_has_the_launches():
+def test_weights_are_moved(calls):
+    """A write to `parameter.data` gives weights another address."""
+    gru = made(24, 40).train()
+    x = torch.randn(9, 6, 24, device="cuda")
+    for _ in range(3):
+        for _ in range(STEPS):
+            step(gru, x)
+        before = gru.weight_ih_l0.data
+        gru.weight_ih_l0.data = before * 0.5
+        same(step(gru, x), step(copy.deepcopy(gru), x))
+        before.zero_()
+    assert "start" in calls
+
+
+def test_two_streams(calls):
+    gru = made(24, 40).train()
+    x = torch.randn(9, 6, 24, device="cuda")
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    expected = step(copy.deepcopy(gru), x)
+    for _ in range(STEPS):
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                same(step(gru, x), expected)
+            torch.cuda.current_stream().wait_stream(stream)
+    assert "start" in calls
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_device_that_is_not_current(calls):
+    gru = made(24, 40).to("cuda:1").train()
+    x = torch.randn(9, 6, 24, device="cuda:1")
+    expected = step(copy.deepcopy(gru), x)
+    for _ in range(STEPS):
+        same(step(gru, x), expected)
+    assert torch.cuda.current_device() == 0
+    assert "start" in calls
+
+
+def test_a_graph_of_the_caller_has_the_launches(calls):
     """A capture between steps that repeat; its replays read and write its own tensors."""
     gru = made(24, 40, num_layers=2, bidirectional=True).train()
     x = torch.randn(9, 6, 24, device="cuda")
@@ -108,8 +180,11 @@ def test_a_graph_of_the_caller_has_the_launches():
             step(gru, x)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
+        assert "start" in calls
+        calls.clear()
         with torch.cuda.graph(graph, stream=side):
             captured = step(gru, x)
+        assert not calls
         for _ in range(4):
             x.normal_()
             graph.replay()
@@ -119,7 +194,7 @@ def test_a_graph_of_the_caller_has_the_launches():
     torch.cuda.current_stream().wait_stream(side)
 
 
-def test_graphs_are_recorded_while_another_thread_captures():
+def test_graphs_are_recorded_while_another_thread_captures(calls):
     """A capture in mode "global" forbids other threads to allocate, but not to record."""
     capturing, done = threading.Event(), threading.Event()
     errors = []
@@ -153,54 +228,25 @@ def test_graphs_are_recorded_while_another_thread_captures():
         thread = threading.Thread(target=capture)
         thread.start()
         capturing.wait(60)
+        assert not calls
         for _ in range(STEPS):
             found = gru(x)
             del found
         done.set()
+        assert {"begin", "start"} <= set(calls)
         thread.join()
         same(gru(x), expected)
     assert not errors
 
 
-COUNTED = """
-import ctypes, torch
-from quant_gru.kernel_runtime.cuda import driver
-address = driver._address
-calls = []
-Start = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-start = Start(address("cuGraphLaunch"))
-
-@Start
-def counted(graph, stream):
-    calls.append(graph)
-    return start(graph, stream)
-
-driver._address = lambda name: (
-    ctypes.cast(counted, ctypes.c_void_p).value if name == "cuGraphLaunch" else address(name)
-)
-from quant_gru import QuantConfig, QuantGRU
-
-gru = QuantGRU(16, 32, config=QuantConfig.int8()).cuda()
-gru.calibrate(torch.randn(10, 8, 16, device="cuda"))
-gru.finalize_calibration()
-gru.use_quantization = True
-gru.train()
-x, grad = torch.randn(10, 8, 16, device="cuda"), torch.randn(10, 8, 32, device="cuda")
-optimizer = torch.optim.SGD(gru.parameters(), 0.01)
-for _ in range(30):
-    optimizer.zero_grad()
-    gru(x)[0].backward(grad)
-    optimizer.step()
-torch.cuda.synchronize()
-print(len(calls), len(set(calls)))
-"""
-
-
-def test_a_training_loop_starts_graphs():
-    done = subprocess.run(
-        [sys.executable, "-c", COUNTED], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    starts, graphs = map(int, done.stdout.split())
-    assert starts >= 20
-    assert graphs <= 8
+def test_a_training_loop_starts_graphs(calls):
+    """Those of the update of weights, the forward and the backward, from the third step on."""
+    gru = made(16, 32).train()
+    x, grad = torch.randn(10, 8, 16, device="cuda"), torch.randn(10, 8, 32, device="cuda")
+    optimizer = torch.optim.SGD(gru.parameters(), 0.01)
+    for _ in range(30):
+        optimizer.zero_grad()
+        gru(x)[0].backward(grad)
+        optimizer.step()
+    assert calls.count("start") >= 75
+    assert 3 <= calls.count("begin") <= 8

@@ -5,9 +5,11 @@ import ctypes
 import pytest
 
 from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda import driver as device_driver
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.driver import _GRAPHS
 from quant_gru.kernel_runtime.cuda.launch import Grid
+from quant_gru.kernel_runtime.errors import KernelError
 
 Pointer, Int = ctypes.c_void_p, ctypes.c_int
 OneC = structure("OneC", value=ctypes.c_int64)
@@ -22,6 +24,7 @@ class Driver:
     def __init__(self):
         self.seen, self.recorded, self.graphs, self.instances = [], None, {}, {}
         self.capturing, self.mode, self.fails, self.calls = 0, GLOBAL, None, []
+        self.uploaded = set()
 
         def out(pointer, value):
             ctypes.cast(pointer, ctypes.POINTER(Pointer))[0] = value
@@ -31,6 +34,8 @@ class Driver:
             value = ctypes.cast(parameters, ctypes.POINTER(ctypes.POINTER(OneC)))[0].contents.value
             if stream == OWN:
                 assert self.mode == RELAXED
+                if self.fails == "launch":
+                    return 900
                 self.recorded.append((function, value))
             else:
                 self.seen.append((function, value, stream))
@@ -72,7 +77,13 @@ class Driver:
             out(to, number)
             return 0
 
+        def upload(graph, stream):
+            assert (self.mode, stream) == (RELAXED, MINE)
+            self.uploaded.add(graph)
+            return 0
+
         def start(graph, stream):
+            assert graph in self.uploaded
             self.seen.append((self.instances[graph], stream))
             return 0
 
@@ -85,13 +96,21 @@ class Driver:
             self.instances[graph] = None
             return 0
 
-        graphs = (create, is_capturing, begin, end, exchange, instantiate, start, destroy, forget)
-        types = ([Pointer, ctypes.c_uint], [Pointer, Pointer], [Pointer, Int], [Pointer, Pointer],
-                 [Pointer], [Pointer, Pointer, ctypes.c_ulonglong], [Pointer, Pointer], [Pointer],
-                 [Pointer])  # fmt: skip
+        graphs = (
+            (create, Pointer, ctypes.c_uint),
+            (is_capturing, Pointer, Pointer),
+            (begin, Pointer, Int),
+            (end, Pointer, Pointer),
+            (exchange, Pointer),
+            (instantiate, Pointer, Pointer, ctypes.c_ulonglong),
+            (upload, Pointer, Pointer),
+            (start, Pointer, Pointer),
+            (destroy, Pointer),
+            (forget, Pointer),
+        )
         self._functions = [
             self._function(name, function, arguments)
-            for name, function, arguments in zip(_GRAPHS, graphs, types, strict=True)
+            for name, (function, *arguments) in zip(_GRAPHS, graphs, strict=True)
         ]
         basic = [
             ctypes.CFUNCTYPE(Int, *kinds)(function)
@@ -197,7 +216,7 @@ def test_launches_belong_to_a_graph_of_the_caller(driver, what):
     assert driver.seen[3:] == [listed.graph()]
 
 
-@pytest.mark.parametrize("fails", _GRAPHS[:1] + _GRAPHS[2:6])
+@pytest.mark.parametrize("fails", [*_GRAPHS[:1], *_GRAPHS[2:7], "launch"])
 def test_launches_start_one_by_one_if_the_driver_does_not_record(driver, fails):
     driver.fails = fails
     listed = Listed(driver)
@@ -205,7 +224,9 @@ def test_launches_start_one_by_one_if_the_driver_does_not_record(driver, fails):
         assert listed.start(7) == 0
     assert driver.seen == 99 * listed.each()
     assert driver.mode == GLOBAL
-    assert driver.calls.count(fails) == 1
+    assert driver.calls.count("cuStreamBeginCapture") <= 1
+    assert not driver.graphs
+    assert not any(driver.instances.values())
 
 
 def test_a_failing_start_of_a_graph_is_told(driver):
@@ -249,8 +270,41 @@ def test_steps_tell_all_addresses(driver):
     fields = _native.Fields()
     fields.add(ctypes.addressof(listed.values[0]), 1)
     steps = kernels.Steps([listed.native], [fields], lambda status: None, listed)
-    for base in (100, 200, 100, 200, 100, 200):
-        steps.start(MINE, [base])
-    for base in (100, 200):
-        steps.start(MINE, [base])
-        assert driver.seen[-1] == ([(40, base + 1), (41, 1), (42, 2)], MINE)
+    for _ in range(3):
+        for base, more in ((100, 1), (200, 1), (100, 2)):
+            listed.values[2].value = more
+            steps.start(MINE, [base, more])
+    listed.values[2].value = 7
+    for base, more in ((100, 1), (200, 1), (100, 2)):
+        steps.start(MINE, [base, more])
+        assert driver.seen[-1] == ([(40, base + 1), (41, 1), (42, more)], MINE)
+
+
+def test_graphs_of_all_lists_are_limited(driver):
+    lists = [Listed(driver) for _ in range(260)]
+    for _ in range(4):
+        for each in lists:
+            each.start(7)
+    assert len(driver.instances) == 256
+    del lists[:10]
+    for each in lists:
+        each.start(7)
+    assert sum(each is not None for each in driver.instances.values()) == 250
+
+
+def test_graphs_can_be_turned_off(monkeypatch):
+    monkeypatch.setenv("QUANT_GRU_CUDA_GRAPHS", "0")
+    assert device_driver._graph_functions.__wrapped__() == []
+
+
+def test_graphs_are_optional(monkeypatch):
+    def address(name):
+        if name == _GRAPHS[3]:
+            raise KernelError("none")
+        return 1
+
+    monkeypatch.setattr(device_driver, "_address", address)
+    monkeypatch.delenv("QUANT_GRU_CUDA_GRAPHS", raising=False)
+    assert device_driver._graph_functions.__wrapped__() == []
+    monkeypatch.setattr(device_driver, "_address", len)
+    assert device_driver._graph_functions.__wrapped__() == list(map(len, _GRAPHS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ _GRAPHS = (
     "cuStreamEndCapture",
     "cuThreadExchangeStreamCaptureMode",
     "cuGraphInstantiateWithFlags",
+    "cuGraphUpload",
     "cuGraphLaunch",
     "cuGraphDestroy",
     "cuGraphExecDestroy",
@@ -136,7 +138,7 @@ class Device:
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         launch, get_current, set_current = map(_address, _LAUNCH)
         self.native = _native.Driver(
-            launch, get_current, set_current, int(self._context), [_address(f) for f in _GRAPHS]
+            launch, get_current, set_current, int(self._context), _graph_functions()
         )
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
         self._shared: dict[Kernel, int] = {}  # maximum shared memory of a block
@@ -345,3 +347,14 @@ def _address(name: str) -> int:
     if int(status) != 0 or not address:
         raise KernelError(f"Expected a driver of CUDA 12 or later, got {status!s} for {name}")
     return int(address)
+
+
+@cache
+def _graph_functions() -> list[int]:
+    """Return the addresses of the functions of graphs; none if they are not to be used."""
+    if os.environ.get("QUANT_GRU_CUDA_GRAPHS") == "0":
+        return []
+    try:
+        return [_address(name) for name in _GRAPHS]
+    except KernelError:
+        return []

@@ -98,8 +98,7 @@ class Launches {
     // Starts all launches, up to the first that fails. Returns 0 or its status; the status of a
     // product is negated.
     int start(uintptr_t stream);
-    // The same. If their arguments depend on nothing but the key, launches that repeat become a
-    // graph.
+    // The same; if the key repeats, as a graph. All arguments must follow from the key.
     int start(uintptr_t stream, const RecordedGraphs::Key &key);
 
  private:

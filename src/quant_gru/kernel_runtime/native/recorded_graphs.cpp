@@ -31,11 +31,17 @@ bool GraphDriver::begin() {
     return stream_ && !call(stream_begin_capture, stream_, kRelaxed);
 }
 
-void *GraphDriver::end(bool launched) {
+void *GraphDriver::end(bool launched, uintptr_t user) {
     void *graph = nullptr, *found = nullptr;
     if (call(stream_end_capture, stream_, &graph) || !graph) return nullptr;
     if (launched && call(graph_instantiate, &found, graph, kNoFlags)) found = nullptr;
     call(graph_destroy, graph);
+    // It takes its memory on the GPU here, where its absence is no error.
+    if (found && call(graph_upload, found, user)) {
+        call(graph_exec_destroy, found);
+        return nullptr;
+    }
+    if (found) ++graphs_;
     return found;
 }
 
@@ -43,9 +49,10 @@ int GraphDriver::start(void *graph, uintptr_t stream) const {
     return call(graph_launch, graph, stream);
 }
 
-void GraphDriver::forget(void *graph) const {
+void GraphDriver::forget(void *graph) {
     const Relaxed relaxed(*this);
     call(graph_exec_destroy, graph);
+    --graphs_;
 }
 
 RecordedGraphs::~RecordedGraphs() {

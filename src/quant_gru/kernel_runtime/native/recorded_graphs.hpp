@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -11,7 +12,7 @@
 
 namespace kernel_runtime {
 
-// Records and starts graphs through the CUDA driver. The context must be current.
+// Records and starts graphs through the CUDA driver, in the current context.
 class GraphDriver {
  public:
     // Functions of the driver.
@@ -22,6 +23,7 @@ class GraphDriver {
         stream_end_capture,
         thread_exchange_capture_mode,
         graph_instantiate,
+        graph_upload,
         graph_launch,
         graph_destroy,
         graph_exec_destroy,
@@ -31,20 +33,22 @@ class GraphDriver {
     explicit GraphDriver(std::vector<uintptr_t> addresses) : addresses_(std::move(addresses)) {}
 
     bool available() const { return addresses_.size() == functions; }
+    // Whether there are so many graphs that no more should be recorded.
+    bool full() const { return graphs_ >= kMostGraphs; }
     // Whether the caller records the stream in a graph, or that cannot be known.
     bool is_capturing(uintptr_t stream) const;
-    // Returns a graph of what `start(stream)` launches on the stream that it gets; null if that or
-    // the driver fails.
+    // Returns a graph of what `start(stream)` launches on the stream that it gets, on the GPU
+    // before further work of `user`; null if that or the driver fails.
     template <class Start>
-    void *record(const Start &start) {
+    void *record(uintptr_t user, const Start &start) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const Relaxed relaxed(*this);
-        return relaxed.holds() && begin() ? end(start(stream_) == 0) : nullptr;
+        return relaxed.holds() && begin() ? end(start(stream_) == 0, user) : nullptr;
     }
     // Returns the driver's status.
     int start(void *graph, uintptr_t stream) const;
-    // A graph that runs is freed after it has ended.
-    void forget(void *graph) const;
+    // Frees a graph, after it has ended if it runs. Any context, or none, may be current.
+    void forget(void *graph);
 
  private:
     // While it exists, no recording, also of another thread, forbids a call in this thread.
@@ -66,11 +70,13 @@ class GraphDriver {
         return reinterpret_cast<int (*)(Types...)>(addresses_[function])(arguments...);
     }
     bool begin();
-    void *end(bool launched);
+    void *end(bool launched, uintptr_t user);
 
+    static constexpr int kMostGraphs = 256;
     std::vector<uintptr_t> addresses_;
     std::mutex mutex_;
     uintptr_t stream_ = 0;
+    std::atomic<int> graphs_{0};
 };
 
 // Graphs of one list of launches, each for one set of arguments. Used by one thread at a time.
@@ -91,8 +97,8 @@ class RecordedGraphs {
         if (driver.is_capturing(stream)) return nullptr;
         driver_ = &driver;
         Entry &entry = entry_of(key);
-        if (!entry.graph && entry.starts >= kFirst && credit_ >= kCost) {
-            entry.graph = driver.record(start);
+        if (!entry.graph && entry.starts >= kFirst && credit_ >= kCost && !driver.full()) {
+            entry.graph = driver.record(stream, start);
             credit_ = entry.graph ? credit_ - kCost : kNever;
         }
         return entry.graph;
@@ -116,7 +122,7 @@ class RecordedGraphs {
     std::array<Entry, kEntries> entries_;
     uint64_t clock_ = 0;
     int credit_ = kMostCredit;
-    const GraphDriver *driver_ = nullptr;
+    GraphDriver *driver_ = nullptr;
 };
 
 }  // namespace kernel_runtime

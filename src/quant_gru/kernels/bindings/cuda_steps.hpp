@@ -26,8 +26,8 @@ class Steps {
     size_t tensors() const { return fields_.size(); }
 
     // Moves the fields to `bases`, at least one for each of `tensors`, and starts all steps, up to
-    // the first that fails. Calls `before` first, which may write to the arguments of launches what
-    // further elements of `bases` determine. `shared` is locked meanwhile if it is not null.
+    // the first that fails. Calls `before` first, which may write arguments that follow from
+    // `bases`. `shared` is locked meanwhile if it is not null.
     template <class Before>
     void start(uintptr_t stream, const std::vector<uintptr_t> &bases,
                const nanobind::tuple &arguments, std::mutex *shared, const Before &before) {

@@ -105,11 +105,13 @@ nb::object PreparedStepGPU::start(const Call::Given &given) {
     // These references keep the objects alive if another thread replaces them.
     const Prepared made = found->second;
     const nb::object keep = keep_;
+    Launches &update = *update_;
+    const auto changes = static_cast<uintptr_t>(seen_);
     int status;
     {
         // A full launch queue may wait for a host function that needs the GIL.
         nb::gil_scoped_release release;
-        status = update_->start(stream, {static_cast<uintptr_t>(seen_)});
+        status = update.start(stream, {changes});
     }
     if (status) {
         fail_(status);

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernel_runtime.cuda import driver
@@ -61,11 +61,12 @@ def made(C, H, config="int8", **options):
 def step(gru, x, hx=None):
     """Outputs and gradients; gradients of weights are at the parameters."""
     gru.zero_grad()
-    x = x.detach().requires_grad_()
-    y, h_n = gru(x, hx)
-    y = y if isinstance(y, torch.Tensor) else y.data
+    packed = isinstance(x, PackedSequence)
+    leaf = (x.data if packed else x).detach().requires_grad_()
+    y, h_n = gru(PackedSequence(leaf, *x[1:]) if packed else leaf, hx)
+    y = y.data if packed else y
     torch.autograd.backward((y, h_n), (torch.cos(y.detach()), torch.sin(h_n.detach())))
-    return [y.detach(), h_n.detach(), x.grad, *(p.grad for p in gru.parameters())]
+    return [y.detach(), h_n.detach(), leaf.grad, *(p.grad for p in gru.parameters())]
 
 
 def same(found, expected):
@@ -73,22 +74,37 @@ def same(found, expected):
         assert_same_bits(a, b)
 
 
+def on_host(tensors):
+    """Copies; what they take on the GPU does not change the addresses that follow."""
+    return [t.detach().cpu() for t in tensors]
+
+
+def check(pristine, kept):
+    """Compare what was kept, weights, inputs and results of steps, with first steps of copies."""
+    for weights, x, found in kept:
+        gru = copy.deepcopy(pristine)
+        with torch.no_grad():
+            for p, w in zip(gru.parameters(), weights, strict=True):
+                p.copy_(w)
+        same(found, on_host(step(gru, x)))
+
+
 @pytest.mark.parametrize("options", STACKS, ids=str)
 @pytest.mark.parametrize("config", ["int8", "int16"])
 def test_training(calls, config, options):
-    """Two batches in turn, each in its own memory, while an optimizer moves the weights."""
-    gru = made(24, 40, config, **options).train()
+    """Three batches in turn, each in its own memory, while an optimizer moves the weights."""
+    gru, kept = made(24, 40, config, **options).train(), []
+    pristine = copy.deepcopy(gru)
     optimizer = torch.optim.SGD(gru.parameters(), 0.05)
     batches = [torch.randn(size, 6, 24, device="cuda") for size in (9, 9, 6)]
     for _ in range(STEPS):
         for x in batches:
-            x.copy_(torch.randn_like(x))
-            other = copy.deepcopy(gru)
-            found = step(gru, x)
-            same(found, step(other, x))
-            del found, other
+            x.copy_(torch.randn(x.shape))
+            weights = on_host(gru.parameters())
+            kept.append((weights, x.cpu(), on_host(step(gru, x))))
         optimizer.step()
-    assert calls.count("start") >= STEPS
+    assert calls.count("start") >= 2 * STEPS
+    check(pristine, [(weights, x.cuda(), found) for weights, x, found in kept])
 
 
 def test_inputs_change_where_they_are(calls):
@@ -116,19 +132,17 @@ def test_strides_change_where_an_input_is(calls):
 
 
 def test_packed_rows(calls):
-    gru = made(8, 40, num_layers=2).train()
-    for i in range(2 * STEPS):
-        rows = [torch.randn(T, 8, device="cuda") for T in ((5, 9, 2), (9, 4, 2))[i % 2]]
+    """Lengths differ between calls of the same steps and rows."""
+    gru, kept = made(8, 40, num_layers=2).train(), []
+    pristine = copy.deepcopy(gru)
+    weights = on_host(gru.parameters())
+    for i in range(4 * STEPS):
+        rows = [torch.randn(T, 8) for T in ((5, 9, 2), (9, 4, 2))[i % 2]]
         packed = pack_sequence(rows, enforce_sorted=False)
-        found, expected = [], []
-        for each, to in ((gru, found), (copy.deepcopy(gru), expected)):
-            each.zero_grad()
-            y, h_n = each(packed)
-            y.data.square().sum().backward()
-            to += [y.data.detach(), h_n.detach(), *(p.grad for p in each.parameters())]
-        same(found, expected)
-        del found, expected, y, h_n, each, to
+        kept.append((weights, packed, on_host(step(gru, packed.to("cuda")))))
+        del packed
     assert "start" in calls
+    check(pristine, [(weights, x.to("cuda"), found) for weights, x, found in kept])
 
 
 def test_weights_are_moved(calls):

@@ -1,5 +1,5 @@
-# CMAKE_PROJECT_INCLUDE of builds for other processors: most of the time would go into the headers of the standard
-# library. That each file includes what it needs, the builds for this machine show.
+# CMAKE_PROJECT_INCLUDE of builds for other processors and with sanitizers: most of the time would go into the headers of
+# the standard library. That each file includes what it needs, the builds for this machine show.
 set(precompiled <algorithm> <array> <cmath> <cstdint> <cstring> <functional> <map> <memory> <mutex> <optional> <stdexcept>
                 <string> <thread> <utility> <vector>)
 
@@ -8,8 +8,14 @@ function(quant_gru_precompile)
   file(GLOB alone ${QUANT_GRU_KERNELS}/cpu/isa/*.cpp)
   set_source_files_properties(${alone} src/passes/backward.cpp src/passes/forward.cpp src/passes/gemm.cpp PROPERTIES
                               SKIP_PRECOMPILE_HEADERS ON)
-  target_precompile_headers(quant_gru_core PRIVATE ${precompiled})
+  if(CMAKE_CROSSCOMPILING)  # otherwise ccache may have these kernels
+    target_precompile_headers(quant_gru_core PRIVATE ${precompiled})
+  endif()
   target_precompile_headers(quant_gru_objects PRIVATE ${precompiled})
-  target_precompile_headers(quant_gru_calibration REUSE_FROM quant_gru_objects)
+  foreach(target quant_gru_calibration quant_gru_gpu_plans quant_gru_cuda)
+    if(TARGET ${target})
+      target_precompile_headers(${target} REUSE_FROM quant_gru_objects)
+    endif()
+  endforeach()
 endfunction()
 cmake_language(DEFER DIRECTORY ${CMAKE_SOURCE_DIR} CALL quant_gru_precompile)

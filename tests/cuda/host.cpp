@@ -1,4 +1,4 @@
-// The scheduler of host.hpp's fibers.
+// The scheduler of host.hpp's fibers, and what multiplies matrices. Compiled once, and optimized.
 #include "host.hpp"
 
 #include <algorithm>
@@ -53,6 +53,43 @@ void arrive(const Copy &copy) {
         std::memset(copy.to, 0, copy.bytes);
 }
 
+int lane() { return int(self->thread % 32); }
+
+Exchange &exchanged(const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    Exchange &w = exchange();
+    for (int i = 0; i < 4; ++i) w.a[lane()][i] = a[i];
+    w.b[lane()][0] = b0;
+    w.b[lane()][1] = b1;
+    sync_warp();
+    return w;
+}
+
+constexpr int kDepth = 32;  // of a product of bytes
+
+void widen(int16_t (&to)[kDepth], const uint32_t (&words)[kDepth / 4], bool is_unsigned) {
+    unsigned char bytes[kDepth];
+    std::memcpy(bytes, words, kDepth);
+    for (int k = 0; k < kDepth; ++k)
+        to[k] = is_unsigned ? int16_t(bytes[k]) : int16_t(int8_t(bytes[k]));
+}
+
+int dot(const int16_t (&x)[kDepth], const int16_t (&y)[kDepth]) {
+    int sum = 0;
+    for (int k = 0; k < kDepth; ++k) sum += int(x[k]) * int(y[k]);
+    return sum;
+}
+
+// Bytes of a line of a matrix in lines, whose pieces of 16 bytes are in an order of the line.
+void read_line(int16_t (&to)[kDepth], uint64_t matrix, int line) {
+    uint32_t words[kDepth / 4];
+    for (int piece = 0; piece < 2; ++piece) {
+        const uint32_t at = uint32_t(matrix) + line * 128 + 16 * piece;
+        if (at % 16) std::abort();
+        std::memcpy(words + 4 * piece, place_at(at ^ (at >> 7 & 7) << 4), 16);
+    }
+    widen(to, words, false);
+}
+
 }  // namespace
 
 Fiber *self;
@@ -100,6 +137,60 @@ void copies_wait(int kept) {
     while (groups.size() > size_t(kept) + 1) {
         for (const Copy &each : groups.front()) arrive(each);
         groups.erase(groups.begin());
+    }
+}
+
+void multiply(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool unsigned_a,
+              bool unsigned_b) {
+    const Exchange &w = exchanged(a, b0, b1);
+    int16_t x[2][kDepth], y[2][kDepth];
+    for (int i = 0; i < 2; ++i) {
+        const int row = lane() / 4, column = 2 * (lane() % 4) + i;
+        uint32_t of_row[8], of_column[8];
+        for (int half = 0; half < 2; ++half)
+            for (int quad = 0; quad < 4; ++quad) {
+                of_row[4 * half + quad] = w.a[row * 4 + quad][i + 2 * half];
+                of_column[4 * half + quad] = w.b[column * 4 + quad][half];
+            }
+        widen(x[i], of_row, unsigned_a);
+        widen(y[i], of_column, unsigned_b);
+    }
+    for (int i = 0; i < 4; ++i)
+        d[i] = int(uint32_t(d[i]) + uint32_t(dot(x[i / 2], y[i % 2])));  // wraps around
+}
+
+void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const Exchange &w = exchanged(a, b0, b1);
+    const auto value = [](uint32_t pair, int i) { return bits_as_float(pair >> (16 * i) << 16); };
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane() / 4, column = 2 * (lane() % 4) + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            const int half = k / 8, quad = k % 8 / 2;
+            d[i] += value(w.a[row * 4 + quad][i / 2 + 2 * half], k % 2) *
+                    value(w.b[column * 4 + quad][half], k % 2);
+        }
+    }
+}
+
+void load_matrices(uint32_t (&v)[4], uint32_t address) {
+    Exchange &w = exchange();
+    if (address % 16) std::abort();
+    w.values[lane()] = address;
+    sync_warp();
+    for (int i = 0; i < 4; ++i)
+        v[i] = load_at<uint32_t>(uint32_t(w.values[8 * i + lane() / 4]) + lane() % 4 * 4);
+}
+
+void add_products(int (*d)[4], int columns, uint64_t a, uint64_t b, bool added) {
+    const int warp = int(self->thread / 32 % 4);
+    int16_t x[2][kDepth], y[kDepth];
+    for (int half = 0; half < 2; ++half) read_line(x[half], a, warp * 16 + half * 8 + lane() / 4);
+    for (int i = 0; i < 2 * columns; ++i) {
+        read_line(y, b, i / 2 * 8 + lane() % 4 * 2 + i % 2);
+        for (int half = 0; half < 2; ++half) {
+            int &sum = d[i / 2][2 * half + i % 2];
+            sum = (added ? sum : 0) + dot(x[half], y);
+        }
     }
 }
 

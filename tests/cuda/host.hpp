@@ -85,7 +85,7 @@ struct Fiber {
     std::vector<std::vector<Copy>> copies{1};  // groups, the last one open
     ucontext_t context;
     jmp_buf jump;
-    long arrived = 0;  // at a generation of the cluster's barrier
+    long arrived = 0;               // at a generation of the cluster's barrier
     const long *watched = nullptr;  // its turn comes when this is no longer `seen`
     long seen = 0;
     bool started = false;
@@ -117,6 +117,14 @@ void copy(const Copy &copy);
 void copies_commit();
 void copies_wait(int groups);
 
+// Instructions of a warp that multiply matrices or load them.
+void multiply(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool unsigned_a,
+              bool unsigned_b);
+void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void load_matrices(uint32_t (&v)[4], uint32_t address);
+// That of four warps, whose matrices are in lines.
+void add_products(int (*d)[4], int columns, uint64_t a, uint64_t b, bool added);
+
 // Clusters one after the other, or all blocks at once where they wait for each other.
 void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int blocks_y,
          int threads, int size, size_t shared, bool together);
@@ -136,25 +144,7 @@ inline void __syncwarp() { host::sync_warp(); }
 
 template <bool kUnsignedA, bool kUnsignedB>
 inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    host::Exchange &w = host::exchange();
-    const int lane = int(host::self->thread % 32);
-    for (int i = 0; i < 4; ++i) w.a[lane][i] = a[i];
-    w.b[lane][0] = b0;
-    w.b[lane][1] = b1;
-    host::sync_warp();
-    for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-        int sum = 0;
-        for (int half = 0; half < 2; ++half)
-            for (int quad = 0; quad < 4; ++quad) {
-                uint32_t x = w.a[row % 8 * 4 + quad][row / 8 + 2 * half];
-                uint32_t y = w.b[column * 4 + quad][half];
-                for (int k = 0; k < 4; ++k, x >>= 8, y >>= 8)
-                    sum += (kUnsignedA ? int(uint8_t(x)) : int(int8_t(x))) *
-                           (kUnsignedB ? int(uint8_t(y)) : int(int8_t(y)));
-            }
-        d[i] = int(uint32_t(d[i]) + uint32_t(sum));  // wraps around
-    }
+    host::multiply(d, a, b0, b1, kUnsignedA, kUnsignedB);
 }
 
 inline void mma_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
@@ -315,15 +305,7 @@ template <int kGroups>
 inline void copies_wait() {
     host::copies_wait(kGroups);
 }
-inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
-    host::Exchange &w = host::exchange();
-    const int lane = int(host::self->thread % 32);
-    if (address % 16) std::abort();
-    w.values[lane] = address;
-    host::sync_warp();
-    for (int i = 0; i < 4; ++i)
-        v[i] = load_at<uint32_t>(uint32_t(w.values[8 * i + lane / 4]) + lane % 4 * 4);
-}
+inline void load_matrices(uint32_t (&v)[4], uint32_t address) { host::load_matrices(v, address); }
 // a matrix in lines is its address: places are turned by their own
 inline uint64_t matrix_in_lines(uint32_t address) {
     if (address % 1024) std::abort();
@@ -337,17 +319,7 @@ inline void products_wait() {}
 template <int kColumns>
 struct GroupProduct {
     static inline void add(int (&d)[kColumns][4], uint64_t a, uint64_t b, bool added) {
-        const auto byte = [](uint64_t matrix, int line, int k) {
-            const uint32_t at = uint32_t(matrix) + line * 128 + k;
-            return int(int8_t(*place_at(at ^ (at >> 7 & 7) << 4)));
-        };
-        const int lane = int(host::self->thread % 32), warp = int(host::self->thread / 32 % 4);
-        for (int i = 0; i < 4 * kColumns; ++i) {
-            const int unit = warp * 16 + i % 4 / 2 * 8 + lane / 4;
-            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (!added) d[i / 4][i % 4] = 0;
-            for (int k = 0; k < 32; ++k) d[i / 4][i % 4] += byte(a, unit, k) * byte(b, row, k);
-        }
+        host::add_products(d, kColumns, a, b, added);
     }
 };
 inline float load_float(uint32_t address) { return load_at<float>(address); }
@@ -427,21 +399,7 @@ inline uint32_t half_pair(float first, float second) {
 inline float first_half(uint32_t pair) { return half_value(pair & 0xFFFF); }
 inline float second_half(uint32_t pair) { return half_value(pair >> 16); }
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    host::Exchange &w = host::exchange();
-    const int lane = int(host::self->thread % 32);
-    for (int i = 0; i < 4; ++i) w.a[lane][i] = a[i];
-    w.b[lane][0] = b0;
-    w.b[lane][1] = b1;
-    host::sync_warp();
-    const auto value = [](uint32_t pair, int i) { return bits_as_float(pair >> (16 * i) << 16); };
-    for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-        for (int k = 0; k < 16; ++k) {
-            const int half = k / 8, quad = k % 8 / 2;
-            d[i] += value(w.a[row % 8 * 4 + quad][row / 8 + 2 * half], k % 2) *
-                    value(w.b[column * 4 + quad][half], k % 2);
-        }
-    }
+    host::multiply_bf16(d, a, b0, b1);
 }
 inline uint32_t or_of_warp(uint32_t v) {
     host::Exchange &w = host::exchange();

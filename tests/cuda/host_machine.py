@@ -71,7 +71,7 @@ def prepared(folder: Path) -> Path:
     if not header.exists():
         _compile(header, ["-x", "c++-header", str(HERE / "host.hpp")])
     if not scheduler.exists():
-        _compile(scheduler, ["-c", str(HERE / "host.cpp")])
+        _compile(scheduler, ["-O3", "-c", str(HERE / "host.cpp")])
     return folder
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
@@ -64,6 +65,7 @@ def same(got, expected):
     )
 
 
+@kept
 def quantized(config, C, H, **options):
     gru = QuantGRU(C, H, config=config, **options).eval()
     gru.calibrate(torch.randn(12, 4, C))

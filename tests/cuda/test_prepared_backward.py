@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.autograd.backward_pass import (
     Asked,
@@ -75,6 +76,7 @@ def cublas(host, monkeypatch):
     return found
 
 
+@kept
 def quantized(config="int8", **options):
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options).eval()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.execution import prepared_call
 from quant_gru.execution.weight_guard import WeightGuard
@@ -41,6 +42,7 @@ def _small_blocks(monkeypatch):
         yield
 
 
+@kept
 def quantized(**options):
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=QuantConfig.int8(), **options).eval()

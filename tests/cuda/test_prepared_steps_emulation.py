@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cpu import executor as cpu
@@ -46,6 +47,7 @@ def _gpu(host, monkeypatch):
             monkeypatch.setattr(module, "runs_on_gpu", lambda device: True)
 
 
+@kept
 def training(config="int8", **options):
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
@@ -42,6 +43,7 @@ def _small_blocks(monkeypatch):
         yield
 
 
+@kept
 def quantized(config=None, H=H, **options):
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=config or QuantConfig.int8(), **options).eval()

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kept import kept
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights, stack
 from quant_gru.integer.quantizer import Quantizer
@@ -127,6 +128,7 @@ def random_codes(quantizer: Quantizer, rng: random.Random, *shape: int) -> Tenso
     return torch.where(ends > 0.9, quantizer.hi, found)
 
 
+@kept
 def with_weights(bits: int, base: str, C: int, H: int, extreme: bool = False) -> FrozenQuantGRU:
     """A calibrated GRU with W and R of `bits` bits.
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_grus import KINDS, random_gru, with_weights
 
+from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -68,6 +69,7 @@ def test_rules_of_rounding(rule, kind, tmp_path):
         assert selftest(report.directory, "net", *SANITIZED).startswith("net: equal (")
 
 
+@kept
 def quantized(config, *sizes, **options):
     gru = QuantGRU(*sizes, config=config, **options)
     gru.calibrate(torch.randn(20, 4, gru.input_size))

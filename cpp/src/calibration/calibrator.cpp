@@ -63,7 +63,7 @@ class Trace {
         }
     }
 
-    Projection W_, R_;
+    FloatProjection W_, R_;
     int64_t C_, H_;
     std::vector<double> Wx_, Rh_, z_pre_, r_pre_, g_pre_, rRh_, old_, new_;
 };

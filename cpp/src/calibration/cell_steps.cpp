@@ -25,8 +25,8 @@ void fill(CellSteps &steps, const FloatRun &run, const FloatCell &cell) {
     const int64_t C = run.C, H = steps.H;
     const HasteCell w(cell, C, H);
     std::vector<double> Wx, Rh;
-    Projection(w.W, w.bx, C, H).multiply(run.x, run.rows, Wx);
-    Projection(w.R, w.br, H, H).multiply(run.before, run.rows, Rh);
+    FloatProjection(w.W, w.bx, C, H).multiply(run.x, run.rows, Wx);
+    FloatProjection(w.R, w.br, H, H).multiply(run.before, run.rows, Rh);
     steps.C = C;
     steps.x.resize(static_cast<size_t>(run.rows * C));
     for (auto *each : {&steps.Wx, &steps.Rh}) each->resize(Wx.size());

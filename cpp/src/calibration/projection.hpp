@@ -9,10 +9,10 @@
 namespace quant_gru {
 
 // W or R of a HasteCell (K, 3H). The bias must live as long.
-class Projection {
+class FloatProjection {
  public:
-    Projection(const std::vector<double> &weights, const std::vector<double> &bias, int64_t K,
-               int64_t H)
+    FloatProjection(const std::vector<double> &weights, const std::vector<double> &bias, int64_t K,
+                    int64_t H)
         : bias_(bias), K_(K), width_(3 * H) {
         matrix_.resize(K, width_);
         matrix_.pack(weights.data(), 0, 1);

@@ -123,15 +123,14 @@ function(add_quant_gru_core target kind)
 endfunction()
 
 # Chooses what of a target of `add_quant_gru_core` sanitizers are for. `tiles` is a header that emulates the tiles of AMX.
-# Variants that this processor cannot run are compiled without sanitizers, which saves minutes. So are avx512_vbmi and
-# avx_vnni, because avx512_vnni and avx2 cover most of their code.
+# Variants that this processor cannot run are compiled without sanitizers, which saves minutes.
 function(sanitize_quant_gru_core tiles)
   if(NOT EXISTS /proc/cpuinfo OR NOT QUANT_GRU_ARCHITECTURE STREQUAL QG_X86)
     return()
   endif()
   file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
-  foreach(name avx2 avx_vnni avx512_vnni avx512_vbmi amx_int8)
-    if(name MATCHES "^(avx512_vbmi|avx_vnni)$" OR NOT "${flags} " MATCHES " ${name} ")
+  foreach(name avx2 avx512_vnni amx_int8)
+    if(NOT "${flags} " MATCHES " ${name} ")
       set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/isa/${name}.cpp APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all
                    -g0)
     endif()

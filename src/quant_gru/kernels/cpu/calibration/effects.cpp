@@ -213,7 +213,7 @@ std::vector<double> zero_points(const Codes &c, double scale) {
 
 }  // namespace
 
-Effects::Effects(const Steps &steps) : steps_(steps) {
+Effects::Effects(const PackedSteps &steps) : steps_(steps) {
     for (int64_t size : steps.batch_sizes) {
         offsets_.push_back(rows_);
         rows_ += size;

@@ -13,7 +13,7 @@ enum class Quantized { Wx, Rh, z_pre, r_pre, g_pre, rRh, old_contrib, new_contri
 
 // Steps of the float cell, as rows of a packed sequence: all sequences of step 0, those of step 1
 // that are long enough, and so on; longest sequences first.
-struct Steps {
+struct PackedSteps {
     int64_t H = 0;
     std::vector<int64_t> batch_sizes;  // sequences of each step
     bool reverse = false;              // whether the cell begins at the last step
@@ -37,7 +37,7 @@ struct Choice {
 
 class Effects {
  public:
-    explicit Effects(const Steps &steps);
+    explicit Effects(const PackedSteps &steps);
 
     // The candidate with the least effect on the states of all steps.
     Choice choose(Quantized op, const Codes &codes);
@@ -61,7 +61,7 @@ class Effects {
     double sum(const Values &v, Quantized op, const Codes &codes, double scale, double zero_point,
                double limit);
 
-    const Steps steps_;
+    const PackedSteps steps_;
     int64_t rows_ = 0;
     std::vector<int64_t> offsets_;  // first row of each step
     std::array<Values, 2> values_;

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import dataclasses
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernel_runtime.cuda import driver
+from quant_gru.kernels.cuda import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from bits import assert_same_bits
@@ -264,3 +266,13 @@ def test_a_training_loop_starts_graphs(calls):
         optimizer.step()
     assert calls.count("start") >= 75
     assert 3 <= calls.count("begin") <= 8
+
+
+def test_graphs_can_be_turned_off(calls, monkeypatch):
+    sources = dataclasses.replace(machine.SOURCES, records_graphs=False)
+    monkeypatch.setattr(machine, "SOURCES", sources)
+    gru = made(24, 40).train()
+    x = torch.randn(9, 6, 24, device="cuda")
+    for _ in range(STEPS):
+        step(gru, x)
+    assert not calls

@@ -292,11 +292,6 @@ def test_graphs_of_all_lists_are_limited(driver):
     assert sum(each is not None for each in driver.instances.values()) == 250
 
 
-def test_graphs_can_be_turned_off(monkeypatch):
-    monkeypatch.setenv("QUANT_GRU_CUDA_GRAPHS", "0")
-    assert device_driver._graph_functions.__wrapped__() == []
-
-
 def test_graphs_are_optional(monkeypatch):
     def address(name):
         if name == _GRAPHS[3]:
@@ -304,7 +299,6 @@ def test_graphs_are_optional(monkeypatch):
         return 1
 
     monkeypatch.setattr(device_driver, "_address", address)
-    monkeypatch.delenv("QUANT_GRU_CUDA_GRAPHS", raising=False)
     assert device_driver._graph_functions.__wrapped__() == []
     monkeypatch.setattr(device_driver, "_address", len)
     assert device_driver._graph_functions.__wrapped__() == list(map(len, _GRAPHS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -137,9 +136,8 @@ class Device:
         self._compiler = ParallelCompiler(self.arch, sources)
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         launch, get_current, set_current = map(_address, _LAUNCH)
-        self.native = _native.Driver(
-            launch, get_current, set_current, int(self._context), _graph_functions()
-        )
+        graphs = _graph_functions() if sources.records_graphs else []
+        self.native = _native.Driver(launch, get_current, set_current, int(self._context), graphs)
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
         self._shared: dict[Kernel, int] = {}  # maximum shared memory of a block
         self._modules: dict[tuple[Any, ...], Any] = {}
@@ -351,9 +349,7 @@ def _address(name: str) -> int:
 
 @cache
 def _graph_functions() -> list[int]:
-    """Return the addresses of the functions of graphs; none if they are not to be used."""
-    if os.environ.get("QUANT_GRU_CUDA_GRAPHS") == "0":
-        return []
+    """Return the addresses of the functions of graphs; none if the driver lacks one."""
     try:
         return [_address(name) for name in _GRAPHS]
     except KernelError:

@@ -24,12 +24,14 @@ class Sources:
         headers: Pairs of the name in an #include and the path of each header.
         error: The exception class for sources that cannot be compiled or run.
         cache: Cache of the compiled kernels.
+        records_graphs: Whether launches that repeat become CUDA graphs.
     """
 
     folder: Path
     headers: tuple[tuple[str, Path], ...] = ()
     error: type[Exception] = KernelError
     cache: DiskCache = _CACHE
+    records_graphs: bool = True
 
     def path_of(self, name: str) -> Path:
         """Return the path of a source, such as 'backward/recurrence'."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ SOURCES = Sources(
     ),
     QuantGRUError,
     CACHE,
+    os.environ.get("QUANT_GRU_CUDA_GRAPHS") != "0",
 )
 """The CUDA sources of this package."""
 

@@ -305,8 +305,8 @@ def estimate(
             raise
         raise ActNNError(
             f"Expected {without_data.name} to run on tensors without data, got "
-            f"{type(failure).__name__} in it, and no memory to run the model in earnest; give a part of the batch, or use "
-            "report(model, step=) with a step that fits"
+            f"{type(failure).__name__} in it, and no memory to run the model in earnest; give a "
+            "part of the batch, or use report(model, step=) with a step that fits"
         ) from failure
 
 

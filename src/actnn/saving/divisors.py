@@ -86,7 +86,7 @@ _SOURCES = frozenset(f"{name}Backward0" for name in "Softplus Elu LogSigmoid Erf
 _ENDS = _RESULTS | _SOURCES
 _PRODUCTS = frozenset(f"{name}Backward0" for name in "Mm Bmm Mv Dot".split())
 _MADE = "made of ends"  # what nodes remember of `_made_of_ends`
-_NONE, _LEAF, _SOME, _ALL = range(4)
+_NONE, _OF_LEAVES, _SOME, _ALL = range(4)
 _DEPTH = 24
 DIVIDED = "divided by in backward"  # the reason in records, and a mark of nodes
 _LAST = "perhaps last"  # a mark of nodes by whose results a loss may divide where no hook sees it
@@ -212,7 +212,7 @@ def _made_of_ends(node: Any) -> int:
             if is_end:
                 made = _ALL
             elif _sequence_of(each) < 0:
-                made = _LEAF
+                made = _OF_LEAVES
             elif each.name() in _PRODUCTS:
                 made = least if least == _ALL or (least == _SOME and len(parts) > 1) else _NONE
             else:

@@ -440,7 +440,7 @@ def test_of_networks_with_other_ends_nothing_more_is_kept(way, last):
     class Logits(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 64)
+            self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 64, bias=last is not None)
 
         def forward(self, x):
             h = self.a(x)

@@ -16,7 +16,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -210,14 +210,14 @@ WAYS: dict[str, Callable[[nn.Module, int], nn.Module]] = {
 }
 
 
-def errors(name: str) -> dict[str, tuple[float, int]]:
+def errors(name: str, ways: Iterable[str] = tuple(WAYS)) -> dict[str, tuple[float, int]]:
     """Return the error of the gradient and the bytes held, for each way."""
     make, loss, least = model_of(name)
     exact_model = made(make)
-    exact = [gradient(exact_model, loss(exact_model, i)) for i in range(BATCHES)]
+    exact = {i: gradient(exact_model, loss(exact_model, i)) for i in range(WARM, BATCHES)}
     found = {}
-    for way, compress in WAYS.items():
-        model = compress(made(make), least)
+    for way in ways:
+        model = WAYS[way](made(make), least)
         for i in range(WARM):
             gradient(model, loss(model, i))
         squares = []

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 class Excited(nn.Module):
     """A block of EfficientNet and MobileNetV3: depthwise, with squeeze and excitation."""
 
-    def __init__(self, width, act):
+    def __init__(self, width):
         super().__init__()
-        inner = 4 * width
+        inner, act = 4 * width, nn.Hardswish
         self.expand, self.n1, self.a1 = nn.Conv2d(width, inner, 1), nn.BatchNorm2d(inner), act()
         self.depth = nn.Conv2d(inner, inner, 3, padding=1, groups=inner)
         self.n2, self.a2 = nn.BatchNorm2d(inner), act()
@@ -80,22 +80,16 @@ class OwnNorm(nn.LayerNorm):
 
 
 class Attention(nn.Module):
-    """Heads of attention: fused, or by products as T5 has them."""
-
-    def __init__(self, width, heads, *, fused):
+    def __init__(self, width, heads):
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
-        self.heads, self.fused = heads, fused
+        self.heads = heads
 
-    def forward(self, x, other):
+    def forward(self, x):
         def split(y):
             return y.view(len(y), y.shape[1], self.heads, -1).transpose(1, 2)
 
-        q, k, v = split(self.q(x)), split(self.k(other)), split(self.v(other))
-        if self.fused:
-            y = F.scaled_dot_product_attention(q, k, v)
-        else:
-            y = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1) @ v
+        y = F.scaled_dot_product_attention(split(self.q(x)), split(self.k(x)), split(self.v(x)))
         return self.o(y.transpose(1, 2).reshape(x.shape))
 
 
@@ -110,28 +104,21 @@ class Gated(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks with the norm before: Llama's, a ViT's, or with a second input as in T5."""
+    """Blocks with the norm before: Llama's or a ViT's."""
 
-    def __init__(self, norm, depth=3, *, fused=True, cross=False):
+    def __init__(self, norm, depth=3):
         super().__init__()
         self.embedding, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
-        self.cross = cross
         self.blocks = nn.ModuleList()
         for _ in range(depth):
-            parts = [norm(64), Attention(64, 4, fused=fused), norm(64), Gated(64)]
-            if cross:
-                parts += [norm(64), Attention(64, 4, fused=fused)]
+            parts = [norm(64), Attention(64, 4), norm(64), Gated(64)]
             self.blocks.append(nn.ModuleList(parts))
         self.norm = norm(64)
 
     def forward(self, ids):
         x = self.embedding(ids)
-        other = self.embedding(ids.flip(1)) if self.cross else None
-        for n1, attend, n2, mlp, *more in self.blocks:
-            y = n1(x)
-            x = x + attend(y, y)
-            if other is not None:
-                x = x + more[1](more[0](x), other)
+        for n1, attend, n2, mlp in self.blocks:
+            x = x + attend(n1(x))
             x = x + mlp(n2(x))
         return self.head(self.norm(x))
 
@@ -158,16 +145,14 @@ def vision(*blocks):
 
 
 MODELS = {
-    "excited silu": lambda: vision(*(Excited(16, nn.SiLU) for _ in range(5))),
-    "excited hardswish": lambda: vision(*(Excited(16, nn.Hardswish) for _ in range(5))),
+    "excited": lambda: vision(*(Excited(16) for _ in range(5))),
     "residual": lambda: vision(*(Residual(16) for _ in range(5))),
     "next": lambda: vision(*(Next(16) for _ in range(4))),
     "rms": lambda: Decoder(HandRMS),
-    "rms, two inputs": lambda: Decoder(HandRMS, fused=False, cross=True),
     "own norms": lambda: Decoder(OwnNorm),
     "norms after": Encoder,
 }
-IMAGES = ("excited silu", "excited hardswish", "residual", "next")
+IMAGES = ("excited", "residual", "next")
 
 
 def batch_of(name, index):

@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    is_fake,
+    unset_fake_temporarily,
+)
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -44,6 +50,7 @@ from actnn.saving.records import checked_bits
 
 # Modules that hold a mask, offsets or a seed.
 _WITHOUT_TENSORS = (Rectifier, SeededDropout, MaxPool, AveragePool)
+_MOST_INTEGERS = 1 << 20  # elements of a tensor that has data
 # Recurrent networks of oneDNN, cuDNN and MIOpen.
 _WITH_WORKSPACE = {"MkldnnRnnLayerBackward0", "CudnnRnnBackward0", "MiopenRnnBackward0"}
 
@@ -272,7 +279,7 @@ def estimate(
     step = TrainingStep(model, example, loss)
     if isinstance(getattr(model, "actnn", None), Saving):
         raise ActNNError("Expected a model that is not compressed, got one; call uncompress(model)")
-    last = _LastOperator()
+    without_data = _WithoutData()
     try:
         with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             with FakeCopyMode(mode), warnings.catch_warnings():
@@ -280,10 +287,11 @@ def estimate(
                 fake_model = deepcopy(model)
 
             def faked(leaf: Any) -> Any:
-                return mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
+                floats = isinstance(leaf, Tensor) and not _is_small(leaf)
+                return mode.from_tensor(leaf) if floats else leaf
 
             fake = TrainingStep(fake_model, mapped(faked, example), loss)
-            with last:
+            with without_data:
                 return _estimated(fake, bits)
     except ActNNError:
         raise
@@ -296,22 +304,43 @@ def estimate(
         if not _is_out_of_memory(error):
             raise
         raise ActNNError(
-            f"Expected {last.name} to run on tensors without data, got {type(failure).__name__} "
-            "in it, and no memory to run the model in earnest; give a part of the batch, or use "
-            "report(model, step=) with a step that fits"
+            f"Expected {without_data.name} to run on tensors without data, got "
+            f"{type(failure).__name__} in it, and no memory to run the model in earnest; give a "
+            "part of the batch, or use report(model, step=) with a step that fits"
         ) from failure
 
 
-class _LastOperator(TorchDispatchMode):
-    """Knows the operator that ran last."""
+class _WithoutData(TorchDispatchMode):
+    """Runs operators on tensors without data, but for small integers, on which forwards depend.
+
+    Attributes:
+        name: The operator that ran last.
+    """
 
     name = "the model"
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.name = str(func)
-        return func(*args, **(kwargs or {}))
+        self.name, kwargs = str(func), kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        has_data = not any(is_fake(each) or not _is_small(each) for each in tensors)
+        if not has_data or torch.Tag.nondeterministic_seeded in func.tags:
+            return func(*args, **kwargs)
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            result = func(*args, **kwargs)
+            if not all(
+                isinstance(each, Tensor) and _is_small(each) for each in tree_leaves(result)
+            ):
+                return result
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """Whether a tensor has few elements, which are integers."""
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    return not floats and tensor.numel() <= _MOST_INTEGERS
 
 
 @contextmanager

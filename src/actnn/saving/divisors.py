@@ -30,9 +30,20 @@ from actnn.saving.exclusions import FORMS
 from actnn.saving.held import Compressed, Kept, View
 
 LEAST_BITS = 4  # with fewer, all is noise
+_UNKNOWN = torch.tensor(math.nan)  # a divisor of which nothing is known
+# Their backward solves equations with what they save, which may be nearly singular, or takes the
+# exponential of a difference.
+_SOLVED = (
+    "LinalgInvEx LinalgSolveEx LinalgSolveTriangular LinalgCholeskyEx LinalgEigh LinalgEig "
+    "LinalgSvd LinalgQr LinalgLu LinalgLuFactorEx LinalgLuSolve LinalgDet LinalgSlogdet "
+    "LinalgLstsq LinalgPinv LinalgHouseholderProduct Ormqr CholeskySolve CholeskyInverse "
+    "TriangularSolve Logaddexp Logaddexp2 SpecialLogNdtr"
+)
 _ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"
 _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
     **dict.fromkeys((f"{name}Backward0" for name in _ITSELF.split()), lambda node, x: x()),
+    **dict.fromkeys((f"{name}Backward0" for name in _SOLVED.split()), lambda node, x: _UNKNOWN),
+    **dict.fromkeys(("CdistBackward0", "PdistBackward0"), lambda node, x: node._saved_result),
     "DivBackward0": lambda node, x: node._saved_other,
     "AddcdivBackward0": lambda node, x: node._saved_tensor2,
     "Atan2Backward0": lambda node, x: torch.hypot(node._saved_self, node._saved_other),
@@ -61,7 +72,9 @@ _FORMS = FORMS | {
 }
 # Through which gradients pass element by element.
 _PASSED = _FORMS | {
-    f"{name}Backward{form}" for name in "Mul Pow Abs Div Lerp Addcmul".split() for form in (0, 1)
+    f"{name}Backward{form}"
+    for name in "Mul Pow Abs Div Lerp Addcmul Prod Cumprod".split()
+    for form in (0, 1)
 }
 # Functions whose derivative is near 0 where their result is at its end. They save the result, ...
 _RESULTS = frozenset(
@@ -72,6 +85,8 @@ _RESULTS = frozenset(
 _SOURCES = frozenset(f"{name}Backward0" for name in "Softplus Elu LogSigmoid Erf Erfc".split())
 _ENDS = _RESULTS | _SOURCES
 _PRODUCTS = frozenset(f"{name}Backward0" for name in "Mm Bmm Mv Dot".split())
+_MADE = "made of ends"  # what nodes remember of `_made_of_ends`
+_NONE, _OF_LEAVES, _SOME, _ALL = range(4)
 _DEPTH = 24
 DIVIDED = "divided by in backward"  # the reason in records, and a mark of nodes
 _LAST = "perhaps last"  # a mark of nodes by whose results a loss may divide where no hook sees it
@@ -111,13 +126,14 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
 
 def _is_last(node: Any) -> bool:
     """Whether a node belongs to the end of a function, by whose result a loss may divide."""
+    if _made_of_ends(node) in (_SOME, _ALL) and node.name() not in _ENDS:
+        return any(_LAST in each.metadata for each in _ends_of(node))
     operands = _operands_of(node)
-    if node.name() in _PASSED:
-        return any(each.name() in _ENDS and _LAST in each.metadata for each in _makers(operands))
     if node.name() in _SOURCES:
         return any(_LAST in each.metadata for each in operands)
-    for each in _makers(operands, _PASSED | _SOURCES):
-        each.metadata.pop(_LAST, None)
+    for each in chain(*map(_ends_of, operands)):
+        if not each.metadata.get(_LAST):
+            each.metadata.pop(_LAST, None)
     return node.name() in _RESULTS and _LAST in node.metadata
 
 
@@ -177,22 +193,57 @@ def _makers(nodes: list[Any], through: frozenset[str] = _PASSED) -> list[Any]:
     return list(found)
 
 
+def _made_of_ends(node: Any) -> int:
+    """Return whether all or some of what a node hands on was made by ends, such as probabilities.
+
+    Of attention, only one operand of a product is a result of softmax; of layers, none is.
+    """
+    left = [node]
+    while left:
+        each = left[-1]
+        is_end = each.name() in _ENDS
+        operands = [] if is_end or each.name() not in _PASSED | _PRODUCTS else _operands_of(each)
+        unknown = [operand for operand in operands if _MADE not in operand.metadata]
+        left += unknown
+        if not unknown:
+            left.pop()
+            parts = [operand.metadata[_MADE] for operand in operands]
+            least, most = min(parts, default=_NONE), max(parts, default=_NONE)
+            if is_end:
+                made = _ALL
+            elif _sequence_of(each) < 0:
+                made = _OF_LEAVES
+            elif each.name() in _PRODUCTS:
+                made = least if least == _ALL or (least == _SOME and len(parts) > 1) else _NONE
+            else:
+                mixed = most == _ALL and not {_NONE, _SOME} & set(parts)
+                made = _ALL if mixed else min(most, _SOME)
+            each.metadata[_MADE] = made
+    return int(node.metadata[_MADE])
+
+
 def _ends_of(node: Any) -> list[Any]:
     """Return the nodes whose results have to be exact if a loss divides by the result of a node."""
-    makers = _makers([node])
-    found = _ends_in(makers)
-    for each in (each for each in makers if each.name() in _PRODUCTS):
-        # Of attention, only one operand is a result of softmax; of layers, none is.
-        parts = [_ends_in(_makers([operand])) for operand in _operands_of(each)]
-        found += chain(*parts) if len(parts) > 1 and all(parts) else ()
+    found, seen, left = [], set[Any](), [(node, _DEPTH)]
+    while left:
+        each, depth = left.pop()
+        made = _made_of_ends(each)
+        if made < _SOME or each in seen or not depth:
+            continue
+        seen.add(each)
+        if made == _ALL:
+            found.append(each)
+        if each.name() in _SOURCES:
+            found += _operands_of(each)
+        elif each.name() not in _ENDS:
+            left += [(operand, depth - (made == _SOME)) for operand in _operands_of(each)]
     return found
 
 
-def _ends_in(nodes: list[Any]) -> list[Any]:
-    found = [each for each in nodes if each.name() in _RESULTS]
-    return found + [
-        operand for each in nodes if each.name() in _SOURCES for operand in _operands_of(each)
-    ]
+def _hands_on(node: Any) -> bool:
+    """Whether a node hands numbers on, or makes products of what ends have made."""
+    name = node.name()
+    return name in _PASSED or (name in _PRODUCTS and _made_of_ends(node) != _NONE)
 
 
 def _sequence_of(node: Any) -> int:
@@ -260,9 +311,9 @@ class Saved(NamedTuple):
 
 
 def _is_end(saved: Saved) -> bool:
-    """Whether a tensor is the result of a function that may end a model, which then holds it."""
+    """Whether a tensor was made by functions that may end a model, which then holds it."""
     node: Any = saved.tensor.grad_fn
-    return node is not None and node.name() in _RESULTS
+    return node is not None and node.name() not in _SOURCES and _made_of_ends(node) == _ALL
 
 
 class Recent:
@@ -307,10 +358,13 @@ class Recent:
 
     def leave_to_backward(self) -> None:
         """Let backward find out what belongs to the end of a function."""
-        for saved in self._saved:
-            node: Any = saved.tensor.grad_fn
-            if node is not None:
-                node.metadata[_LAST] = True
+        found: list[tuple[Any, Any]] = [
+            (each.tensor.grad_fn, weakref.ref(each.tensor)) for each in self._saved
+        ]
+        self._saved = []
+        for node, tensor in found:
+            if node is not None:  # what somebody holds may be used where no hook sees it
+                node.metadata[_LAST] = tensor() is not None
 
     def close(self) -> None:
         """Hold nothing beside codes."""
@@ -366,7 +420,7 @@ class Recent:
             known[number] = not _is_scalar(node) and (
                 not users
                 or any(
-                    depth > 0 and user.name() in _PASSED and self._is_open(user, known, depth - 1)
+                    depth > 0 and _hands_on(user) and self._is_open(user, known, depth - 1)
                     for user in users
                 )
             )

@@ -16,6 +16,16 @@ _STEEP = set(
     "reciprocal rsqrt log log2 log10 log1p erfinv digamma lgamma polygamma "
     "logit logit_backward binary_cross_entropy binary_cross_entropy_backward".split()
 )
+# Their backward solves equations with what they save, which may be nearly singular, or takes the
+# exponential of a difference.
+_SOLVED = set(
+    "linalg_inv_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex _linalg_eigh "
+    "linalg_eig _linalg_svd linalg_qr linalg_lu linalg_lu_factor_ex linalg_lu_solve _linalg_det "
+    "_linalg_slogdet linalg_lstsq linalg_pinv linalg_householder_product ormqr cholesky_solve "
+    "cholesky_inverse triangular_solve logaddexp logaddexp2 special_log_ndtr".split()
+)
+_PRODUCTS = {"mm", "bmm"}
+_NONE, _SOME, _ALL = range(3)
 _DIVISIONS = {"div", "true_divide"}
 # What hands numbers on element by element, or adds them; views do, too.
 _PASSED = set(
@@ -51,8 +61,10 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
         now, left = left, []
         for node, is_saved in now:
             for user in node.users:
-                if _divides(user, node, is_saved, made_by) or (
-                    _meets_quotient(user, node, steep, made_by)
+                if (
+                    _divides(user, node, is_saved, made_by)
+                    or _meets_quotient(user, node, steep, made_by)
+                    or _is_exponent(user)
                 ):
                     return True
                 if user not in found and _passes(user):
@@ -61,16 +73,56 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
     return False
 
 
+def solved_in(graph: fx.Graph) -> set[fx.Node]:
+    """Return what equations are solved with in a forward graph, and operands of its products."""
+    found = {node for node in graph.nodes if _name(node) in _SOLVED}
+    operands = _walk([each for node in found for each in node.all_input_nodes], _operands_of)
+    products = [
+        each for node in operands if _name(node) in _PRODUCTS for each in node.all_input_nodes
+    ]
+    results = _walk(found, lambda node: filter(_is_form, node.users))
+    return results | operands | _walk(products, _operands_of)
+
+
 def ends_of(results: Iterable[fx.Node]) -> set[fx.Node]:
     """Return the nodes that have to be exact if a loss divides by results of a forward graph.
 
     These are functions such as sigmoid, from which clamp, cat, mean and the like make results, and
     what they are made from and what is made from them: backward takes one of these.
     """
-    found = _sources_of(_walk(results, _makers_of))
+    left, seen, made = [(each, _DEPTH) for each in results], set[fx.Node](), dict[fx.Node, int]()
+    if left:
+        made = _made_of_ends(left[0][0].graph)
+    while left:
+        node, depth = left.pop()
+        if made[node] != _NONE and node not in seen and depth:
+            seen.add(node)
+            if _name(node) not in _ENDS:
+                left += [(each, depth - (made[node] == _SOME)) for each in node.all_input_nodes]
+    found = _sources_of(seen) | {node for node in seen if made[node] == _ALL}
     for end in [each for each in found if _name(each) in _ENDS]:
         found |= _walk([end], lambda node: filter(_passes, node.users))
     return found
+
+
+def _made_of_ends(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Return whether all or some of what nodes hand on was made by ends, such as probabilities.
+
+    Of attention, only one operand of a product is a result of softmax; of layers, none is.
+    """
+    made: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        parts = [made[each] for each in node.all_input_nodes]
+        least, most = min(parts, default=_NONE), max(parts, default=_NONE)
+        if _name(node) in _ENDS:
+            made[node] = _ALL
+        elif _name(node) in _PRODUCTS:
+            made[node] = least
+        elif _passes(node) and not _is_gate(node):
+            made[node] = least or min(most, _SOME)
+        else:
+            made[node] = _NONE
+    return made
 
 
 def _sources_of(nodes: set[fx.Node]) -> set[fx.Node]:
@@ -93,17 +145,12 @@ def _walk(
     return found
 
 
-def _makers_of(node: fx.Node) -> list[fx.Node]:
-    """Return the operands whose numbers a node hands on; of x sigmoid(x), there are none."""
-    operands = node.all_input_nodes
-    if _name(node) in ("mm", "bmm"):  # of attention, only one operand is a result of softmax
-        makers = [_walk([each], _operands_of) for each in operands]
-        return operands if all(map(_sources_of, makers)) else []
-    if _name(node) in ("mul", "div") and len(operands) == 2:
-        a, b = (_walk([each], _operands_of) for each in operands)
-        if a & (_sources_of(b) - b) or b & (_sources_of(a) - a):
-            return []
-    return _operands_of(node)
+def _is_gate(node: fx.Node) -> bool:
+    """Whether a node is x sigmoid(x) or the like."""
+    if _name(node) not in ("mul", "div") or len(node.all_input_nodes) != 2:
+        return False
+    a, b = (_walk([each], _operands_of) for each in node.all_input_nodes)
+    return bool(a & (_sources_of(b) - b) or b & (_sources_of(a) - a))
 
 
 def _operands_of(node: fx.Node) -> list[fx.Node]:
@@ -119,6 +166,15 @@ def _divides(user: fx.Node, node: fx.Node, is_saved: bool, made_by: Makers) -> b
         exponent = user.args[1]
         return isinstance(exponent, fx.Node) or float(exponent) < 0  # type: ignore[arg-type]
     return name in _STEEP
+
+
+def _is_exponent(node: fx.Node) -> bool:
+    """Whether a node is a difference of tensors of one shape, of which the exponential is taken."""
+    a, b = (*(_shape_of(each) for each in node.all_input_nodes), None, None)[:2]
+    if _name(node) != "sub" or a is None or a != b:
+        return False
+    signed = _walk([node], lambda each: (u for u in each.users if _name(u) in ("neg", "abs")))
+    return any(_name(user) == "exp" for each in signed for user in each.users)
 
 
 def _divisor_of(node: fx.Node, made_by: Makers) -> fx.Node | None:
@@ -166,10 +222,8 @@ def _reciprocals(node: fx.Node, like: fx.Node) -> bool:
     """Whether a node makes as many reciprocals as a tensor has elements; norms make few."""
     if _name(node) not in _STEEP:
         return False
-    made, other = node.meta.get("val"), like.meta.get("val")
-    if not isinstance(made, Tensor) or not isinstance(other, Tensor):
-        return True
-    return bool(made.shape == other.shape)
+    made, other = _shape_of(node), _shape_of(like)
+    return made is None or other is None or made == other
 
 
 def _meets_quotient(product: fx.Node, saved: fx.Node, steep: set[str], made_by: Makers) -> bool:
@@ -188,6 +242,11 @@ def _meets_quotient(product: fx.Node, saved: fx.Node, steep: set[str], made_by: 
     return False
 
 
+def _shape_of(node: fx.Node) -> torch.Size | None:
+    value = node.meta.get("val")
+    return value.shape if isinstance(value, Tensor) else None
+
+
 def _name(node: fx.Node) -> str:
     """Return the name of an operator without its overload; '' if it is none."""
     target = node.target
@@ -198,6 +257,10 @@ def _name(node: fx.Node) -> str:
 
 def _passes(node: fx.Node) -> bool:
     return _is_view(node) or _name(node) in _PASSED
+
+
+def _is_form(node: fx.Node) -> bool:
+    return _is_view(node) or _name(node) in ("getitem", "clone")
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from actnn.saving.attention import repeat_attention
-from actnn.saving.graph_divisors import ends_of, is_divided
+from actnn.saving.graph_divisors import ends_of, is_divided, solved_in
 from actnn.saving.graph_views import ALIASES, inputs_of, made_by, results_of, share_views
 
 _arranged: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
@@ -82,7 +82,7 @@ def arrange(*, rounds: bool = True) -> None:
         return
     forward, backward = context["_fw_graph"], context["_bw_graph"]
     if forward not in _arranged:
-        _ends[forward] = ends_of(results_of(forward, backward))
+        _ends[forward] = ends_of(results_of(forward, backward)) | solved_in(forward)
         share_views(forward, backward, context["_node"])
         if rounds:
             repeat_attention(forward, backward)

@@ -39,9 +39,10 @@ from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
 from actnn.saving.scaled import Scale, Scaled
 from actnn.saving.settings import Bits, Settings
+from actnn.saving.uncompiled import uncompiled
 
 _native.set_rules(KEEP, FORMS, COMPARING | REPEATED)
-_native.set_divides(divides)
+_native.set_divides(uncompiled(divides))
 _KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
 SLOPES = "codes of the derivative"  # the reason in records
 _CODES = {bits: Choice("compress", bits) for bits in range(1, 9)}
@@ -238,8 +239,9 @@ class Step(_native.Step):
             return KEEP if choice.bits in (None, LOSSLESS) else Choice("compress", choice.bits)
         return choice
 
-    # What native code calls.
+    # What native code calls. It may be called from frames that torch.compile looks at.
 
+    @uncompiled
     def _decide(
         self,
         tensor: Tensor,
@@ -286,6 +288,7 @@ class Step(_native.Step):
         action = _ADAPT if adapts else _ENCODE
         return action, _CODES[bits], "", bounds, bits, op == RELU
 
+    @uncompiled
     def _adapt(
         self, tensor: Tensor, path: str, module: nn.Module | None, instead: bool
     ) -> tuple[int, Choice]:
@@ -313,15 +316,19 @@ class Step(_native.Step):
             return least_bits(part, op_of(part), bits)
         return NONLINEAR_BITS if self.saving.is_uniform else least_bits(part, op, bits)
 
+    @uncompiled
     def _coder(
         self, tensor: Tensor, bits: int, bounds: codec.Bounds
     ) -> tuple[Callable[..., Any], Callable[..., Any], torch.Size, tuple[int, ...], int]:
         """Return how tensors like one are encoded: see `Coder` in saving/native/step.hpp."""
         group = self.saving.group
-        coder = codec.coder_of(tensor, bits, group, self.saving.stochastic, bounds)
+        encode, decode, *layout = codec.coder_of(
+            tensor, bits, group, self.saving.stochastic, bounds
+        )
         nbytes = codec.bytes_of(tensor.numel(), bits, group)
-        return *coder, nbytes
+        return uncompiled(encode), uncompiled(decode), *layout, nbytes  # type: ignore[return-value]
 
+    @uncompiled
     def _hold(
         self,
         tensor: Tensor,
@@ -364,10 +371,11 @@ class Step(_native.Step):
     def _compressed(self, codes: codec.Codes, positive: Tensor | None) -> Compressed:
         held = codes.nbytes + (0 if positive is None else positive.nbytes)
         layout = (codes.shape, codes.strides, codes.dtype)
-        decode = codec.decoder_of(codes)
+        decode = uncompiled(codec.decoder_of(codes))
         counter = self.saving.counter
         return Compressed(codes.data, codes.params, decode, positive, *layout, held, counter)
 
+    @uncompiled
     def _look_back(self, result: Tensor, is_new: bool) -> Again | None:
         """Hold what an operation has saved as its backward needs it; its result is saved last.
 
@@ -420,6 +428,7 @@ class Step(_native.Step):
             packed.keep(kept)
             self.records.change(index, kept.held, COMPARED, KEEP)
 
+    @uncompiled
     def _remember(self, tensor: Tensor, packed: Any, record: int) -> None:
         if self._recent is not None:
             self._recent.add(tensor, packed, record, self.records[record].choice.bits)
@@ -451,15 +460,17 @@ class Step(_native.Step):
         packed.keep(held)
         self.records.change(saved.record, held.held, DIVIDED, choice)
 
+    @uncompiled
     def _share(self, record: int, path: str) -> None:
         if self.saving.adaptive is not None:
             self.saving.adaptive.share(record, path)
 
     _scaled = staticmethod(Scaled)
-    _whole = staticmethod(whole_of)
-    _weight_reason = staticmethod(weight_reason)
-    _positive = staticmethod(positive_mask)
+    _whole = staticmethod(uncompiled(whole_of))
+    _weight_reason = staticmethod(uncompiled(weight_reason))
+    _positive = staticmethod(uncompiled(positive_mask))
 
+    @uncompiled
     def _noise_state(self, device: torch.device) -> Tensor:
         return self.saving.noise_state(device)
 

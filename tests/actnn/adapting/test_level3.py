@@ -36,7 +36,7 @@ def gradient(model, name, index):
 
 
 @quiet
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["residual", "next", "own norms"])
 def test_gradients_are_never_worse_than_with_equal_bits(name):
     exact = made(name)
     expected = [gradient(exact, name, index)[0] for index in range(8)]
@@ -60,7 +60,7 @@ def test_gradients_are_never_worse_than_with_equal_bits(name):
 
 
 @quiet
-@pytest.mark.parametrize("name", ["excited hardswish", "rms", "norms after"])
+@pytest.mark.parametrize("name", ["excited", "rms", "norms after"])
 def test_100_steps_end_near_the_loss_of_exact_training(name):
     ends = []
     for level in ("L0", "L3"):

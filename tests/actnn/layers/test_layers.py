@@ -106,14 +106,14 @@ SMOOTH = [
 
 
 class Then1(nn.Module):
-    """A product with a matrix of 1: what the end of a model saves may be kept."""
+    """A layer whose weight is 1: what the end of a model saves may be kept."""
 
     def __init__(self, inner):
         super().__init__()
-        self.inner = inner
+        self.inner, self.weight = inner, nn.Parameter(torch.ones(1, 1))
 
     def forward(self, x):
-        return (self.inner(x)[..., None] @ torch.ones(1, 1))[..., 0]
+        return (self.inner(x)[..., None] @ self.weight)[..., 0]
 
 
 @pytest.mark.filterwarnings("ignore:Compression adds")  # one batch: its gradient has no variance

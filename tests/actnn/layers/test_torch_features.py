@@ -254,6 +254,34 @@ def test_a_compressed_model_compiles_as_one_graph():
     assert all((a - b).norm() <= 0.05 * a.norm() + 1e-3 for a, b in zip(exact, found, strict=True))
 
 
+class Broken(nn.Module):
+    """torch.compile gives its forward up, so that attention runs uncompiled below it."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x):
+        try:
+            torch._dynamo.graph_break()
+        finally:
+            q, k, v = self.qkv(x).view(4, 32, 2, 48).transpose(1, 2).chunk(3, -1)
+            y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return y
+
+
+def test_torch_compile_does_not_compile_the_hooks_of_uncompiled_frames():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = Broken(), torch.randn(4, 32, 32)
+    exact = gradients(model, x)
+    actnn.compress(model, bits=8, min_bytes=1024)
+    rounded = gradients(torch.compile(model, backend="eager"), x)
+    for a, b in zip(rounded, exact, strict=True):
+        assert float((a - b).norm() / b.norm()) < 0.02
+    assert "made again in backward" in {record.reason for record in model.actnn.records}
+
+
 def test_compiled_blocks_in_a_python_model():
     torch._dynamo.reset()
     model, x = nn.Sequential(Block(), Block()), torch.randn(2, 16, 32)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import is_fake
 
 import actnn
 from actnn.planning.training_step import TrainingStep, default_loss
@@ -255,3 +256,29 @@ def test_operators_without_a_right_fake_version_run_in_earnest(wrong_fake, caplo
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         actnn.estimate(Twice(wrong_fake, broken), x)
+
+
+def test_estimates_know_the_values_of_masks():
+    """Decoders make a mask only if it hides something."""
+    seen = []
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x, mask):
+            seen.append(is_fake(x))
+            places = torch.arange(mask.shape[1], device=mask.device)
+            x = self.inner(x)
+            if not bool((mask.cumsum(1)[:, -1] == places[-1] + 1).all()):
+                x = x * mask.unsqueeze(-1).to(x.dtype)
+            return self.outer(x)
+
+    net, x, mask = Masked(), torch.randn(8, 64, 64), torch.ones(8, 64, dtype=torch.long)
+    before = torch.get_rng_state()
+    whole = actnn.estimate(net, (x, mask)).total.exact
+    mask[0, 40:] = 0
+    assert actnn.estimate(net, (x, mask)).total.exact > whole
+    assert seen == [True, True]
+    assert torch.equal(torch.get_rng_state(), before)

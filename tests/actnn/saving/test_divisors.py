@@ -122,6 +122,12 @@ def test_of_a_chain_of_layers_few_tensors_are_held_beside_their_codes():
     assert len(most) == steps  # later steps do nothing of it
 
 
+def squares(x):
+    """Nearly singular matrices."""
+    a = x.view(-1, 8, 8)
+    return a @ a.mT + 1e-2 * torch.eye(8)
+
+
 STEEP = {
     "div": lambda x: torch.ones_like(x) / (x.square() + 1e-6),
     "reciprocal": lambda x: 1 / (x.square() + 1e-6),
@@ -139,6 +145,16 @@ STEEP = {
     "logit": lambda x: torch.logit(x.mul(8).sigmoid() * 0.998 + 0.001),
     "norm": lambda x: x.unflatten(-1, (-1, 2)).norm(dim=-1),
     "linalg norm": lambda x: torch.linalg.vector_norm(x.unflatten(-1, (-1, 2)), dim=-1),
+    "distance": lambda x: torch.cdist(x.view(-1, 8, 8), x.view(-1, 8, 8) + 1e-3),
+    "inverse": lambda x: torch.linalg.inv_ex(squares(x))[0],
+    "inverse of a factor": lambda x: torch.linalg.inv_ex(torch.linalg.cholesky_ex(squares(x))[0])[
+        0
+    ],
+    "solve": lambda x: torch.linalg.solve_ex(squares(x), x.view(-1, 8, 8)[..., :1])[0],
+    "eigenvectors": lambda x: torch.linalg.eigh(squares(x))[1].square(),
+    "singular vectors": lambda x: torch.linalg.svd(x.view(-1, 8, 8))[0].square(),
+    "logaddexp": lambda x: torch.logaddexp(x * 100, (x * 100).roll(1, -1)),
+    "log_ndtr": lambda x: torch.special.log_ndtr(x * 10),
     "binary cross entropy": lambda x: F.binary_cross_entropy(
         x.mul(3).sigmoid(), torch.full_like(x, 0.5), reduction="none"
     ),
@@ -335,16 +351,34 @@ SHAPED = {
         lambda x: x.view(-1, 4, 16)[:, :, :1].softmax(1).mT @ x.view(-1, 4, 16).softmax(-1),
         log_of_first,
     ),
+    # the forward algorithm of a hidden Markov model
+    "products of products": (lambda x: forward_algorithm(x.view(-1, 8, 64)), log_of_first),
+    "noisy labels": (lambda x: x.softmax(-1) @ (torch.eye(64) * 0.99 + 1e-4), log_of_first),
+    "product of all": (
+        lambda x: 1 - (1 - (x - 6).sigmoid().view(-1, 4, 64)).prod(1),
+        lambda p: cross_entropy(p.clamp(1e-7, 1 - 1e-7)),
+    ),
 }
+
+
+def forward_algorithm(x):
+    emitted = (x / 8).softmax(-1)
+    likely = emitted[:, 0]
+    for t in range(1, x.shape[1]):
+        moves = x[:1, t].mT.add(x[:1, t]).softmax(-1)
+        likely = (likely @ moves) * emitted[:, t] * 64
+    return likely
 
 
 @noisy
 @leaves
 @pytest.mark.parametrize(
     ("name", "way"),
-    [(name, "model") for name in SHAPED]
-    + [(name, "context") for name in SHAPED if name != "mixture"]
-    + [(name, "compiled") for name in ("clamp", "softplus", "weighted", "mixture")],
+    [(name, way) for name in SHAPED for way in ("model", "context")]
+    + [
+        (name, "compiled")
+        for name in ("clamp", "softplus", "weighted", "mixture", "products of products")
+    ],
 )
 def test_a_loss_may_divide_by_what_a_network_makes_of_such_results(name, way):
     torch.manual_seed(0)
@@ -367,6 +401,38 @@ def test_a_loss_may_divide_by_what_a_network_makes_of_such_results(name, way):
         assert float((found - exact).norm() / exact.norm()) < 0.02
 
 
+@pytest.mark.parametrize("way", ["model", "context"])
+def test_a_result_may_also_be_used_by_a_layer(way):
+    """As if a coarse class helped to find a fine one."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.coarse, self.fine = nn.Linear(32, 64), nn.Linear(64, 10)
+            self.coarse.weight.data.mul_(16)
+
+        def forward(self, x):
+            p = self.coarse(x).softmax(-1)
+            return p, self.fine(p)
+
+    def loss(results):
+        fine = F.cross_entropy(results[1], torch.arange(128) % 10)
+        return log_of_first(results[0]) + fine
+
+    torch.manual_seed(0)
+    net, x = Both(), torch.randn(128, 32)
+    parameters = list(net.parameters())
+    exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss(net(x)), parameters)])
+    saving = Saving(bits=8, min_bytes=1024) if way == "context" else nullcontext()
+    if way == "model":
+        actnn.compress(net, bits=8, min_bytes=1024)
+    for _ in range(3):
+        with saving:
+            results = net(x)
+        found = torch.cat([g.flatten() for g in torch.autograd.grad(loss(results), parameters)])
+        assert float((found - exact).norm() / exact.norm()) < 0.02
+
+
 @leaves
 @pytest.mark.parametrize("last", [None, F.silu, F.gelu, lambda x: x * 3 + x], ids=range(4))
 @pytest.mark.parametrize("way", ["model", "context", "compiled"])
@@ -374,7 +440,7 @@ def test_of_networks_with_other_ends_nothing_more_is_kept(way, last):
     class Logits(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 64)
+            self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 64, bias=last is not None)
 
         def forward(self, x):
             h = self.a(x)

@@ -86,9 +86,10 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
                                               view.is_none() ? encoded_.strides : item(view, 1));
     }
     const nb::object kept = exact ? exact->get() : nb::object();
-    const bool silent = kept.is_valid() || (use_ && *use_->any);
+    const bool silent = kept.is_valid() || (use_ && *use_->warned);
     const bool steep =
         use_ && use_->ask(tensor, bits_, silent ? nb::object(nb::none()) : use_->path);
+    if (steep && !silent) *use_->warned = true;
     return steep && kept.is_valid() ? kept : tensor;
 }
 

@@ -39,8 +39,9 @@ class Share {
 
 // Whether backward divides by tensors of a kind that codes do not tell from 0.
 struct Use {
-    nanobind::object path;      // of the module
-    std::shared_ptr<bool> any;  // whether it does for any kind; none for what is always kept
+    nanobind::object path;         // of the module
+    std::shared_ptr<bool> any;     // whether it does for any kind; none for what is always kept
+    std::shared_ptr<bool> warned;  // whether a step was warned of whose codes were not exact enough
     bool divides = false;
     // Returns the answer for what runs now; a warning names the path if there is one.
     bool ask(const nanobind::handle &tensor, int64_t bits, const nanobind::handle &path);

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace nb = nanobind;
@@ -392,11 +393,12 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
 nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbytes,
                       nb::object choice, nb::object path, nb::object op, std::shared_ptr<Use> use) {
     nb::object kept = nb::borrow(tensor);
-    if (0 < nbytes && nbytes < min_bytes_) {
-        // Of a part of a larger storage, the rest may go.
+    if (0 < nbytes) {
         const nb::object storage = torch().storage.call(tensor.ptr());
-        if (number(torch().nbytes.call(storage.ptr())) > 2 * nbytes)
+        const int64_t whole = number(torch().nbytes.call(storage.ptr()));
+        if (nbytes < min_bytes_ && whole > 2 * nbytes)  // the rest of the storage may go
             kept = torch().clone(torch().detach.call(tensor.ptr()));
+        nbytes = std::min(nbytes, whole);  // elements of an expanded tensor share memory
     }
     record(tensor, nbytes, nbytes, std::move(reason), std::move(choice), std::move(path),
            std::move(op));

@@ -62,7 +62,7 @@ class Uses {
     bool any() const { return *any_; }
     std::shared_ptr<Use> of(Key key, const nanobind::object &path) {
         std::shared_ptr<Use> &found = uses_[std::move(key)];
-        if (!found) found = std::make_shared<Use>(Use{path, any_});
+        if (!found) found = std::make_shared<Use>(Use{path, any_, warned_});
         return found;
     }
     // What stands for all tensors that never have codes.
@@ -72,6 +72,7 @@ class Uses {
     static constexpr int64_t kLearning = 3;
     std::map<Key, std::shared_ptr<Use>> uses_;
     std::shared_ptr<bool> any_ = std::make_shared<bool>(false);
+    std::shared_ptr<bool> warned_ = std::make_shared<bool>(false);
     std::shared_ptr<Use> other_ = std::make_shared<Use>();
     int64_t steps_ = 0;
 };

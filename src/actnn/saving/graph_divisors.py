@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, fx
 
+from actnn.saving.graph_norms import is_limit
+
 _DEPTH = 12
 _STEEP = set(
     "reciprocal rsqrt log log2 log10 log1p erfinv digamma lgamma polygamma "
@@ -61,6 +63,8 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
         now, left = left, []
         for node, is_saved in now:
             for user in node.users:
+                if is_limit(user):
+                    continue
                 if (
                     _divides(user, node, is_saved, made_by)
                     or _meets_quotient(user, node, steep, made_by)

@@ -17,6 +17,7 @@ from torch import fx
 
 from actnn.saving.attention import repeat_attention
 from actnn.saving.graph_divisors import ends_of, is_divided, solved_in
+from actnn.saving.graph_norms import limit_normalized
 from actnn.saving.graph_views import ALIASES, inputs_of, made_by, results_of, share_views
 
 _arranged: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
@@ -72,7 +73,8 @@ def arrange(*, rounds: bool = True) -> None:
 
     Then exact tensors live shortly: in the forward graph additions follow what they read, in the
     backward graph they precede what reads them, all but those of the last tensor. At the first
-    look, views of one tensor become one saved tensor, and attention runs again in backward.
+    look, views of one tensor become one saved tensor, attention runs again in backward, and what
+    norms make again has a limit.
 
     Args:
         rounds: Whether tensors may be rounded.
@@ -86,6 +88,7 @@ def arrange(*, rounds: bool = True) -> None:
         share_views(forward, backward, context["_node"])
         if rounds:
             repeat_attention(forward, backward)
+            limit_normalized(forward, backward)
     for node in _added(forward):
         _behind_inputs(node)
     for node in reversed(_added(backward)):

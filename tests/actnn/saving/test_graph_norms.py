@@ -1,0 +1,103 @@
+"""Norms in compiled code: rows without variance, such as class tokens that begin at 0."""
+
+import pytest
+import torch
+from torch import nn
+
+import actnn
+
+BACKEND = "aot_eager_decomp_partition"
+WIDTH, TOKENS = 96, 16  # rows share groups of codes
+
+
+class Own(nn.Module):
+    """A norm as people write it."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        if self.kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-12)
+
+
+class Tokens(nn.Module):
+    """Tokens behind one that is 0, a norm, and a layer that mixes them."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.embed, self.norm = nn.Linear(32, WIDTH), norm
+        self.mix, self.head = nn.Linear(TOKENS, TOKENS), nn.Linear(WIDTH, 8)
+
+    def forward(self, x):
+        y = torch.cat([self.first.expand(len(x), -1, -1), self.embed(x)], 1)
+        y = y + torch.zeros_like(y)
+        z = self.norm(y) + 1
+        return self.head(torch.tanh(self.mix(z.transpose(1, 2)).transpose(1, 2)))
+
+
+NORMS = {
+    "LayerNorm": lambda: nn.LayerNorm(WIDTH, eps=1e-12),
+    "RMSNorm": lambda: nn.RMSNorm(WIDTH, eps=1e-12),
+    "layer by hand": lambda: Own("layer"),
+    "rms by hand": lambda: Own("rms"),
+}
+
+
+def gradients(model, run, x):
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(run(x).square().mean(), parameters)
+    return torch.cat([each.flatten() for each in found])
+
+
+def distance(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_without_variance(name):
+    torch.manual_seed(0)
+    model, x = Tokens(NORMS[name]()), torch.randn(8, TOKENS - 1, 32)
+    exact = gradients(model, model, x)
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=4096)
+    compiled = torch.compile(model, backend=BACKEND)
+    assert distance(gradients(model, compiled, x), exact) < 0.1
+
+
+class Scaled(nn.Module):
+    """What looks like a norm, but has a variance of other numbers, so that results may be large."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, WIDTH), nn.Linear(32, WIDTH)
+
+    def forward(self, x):
+        a, b = self.a(x), self.b(x) * 1e-2
+        return torch.tanh(a * torch.rsqrt(b.pow(2).mean(-1, keepdim=True) + 1e-6)) + b
+
+
+def test_other_scales_are_left_as_they_are():
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(64, 32)
+    exact = gradients(model, model, x)
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=4096)
+    assert distance(gradients(model, torch.compile(model, backend=BACKEND), x), exact) < 0.05
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_with_variance_are_not_changed(name):
+    """Where nothing is rounded, limits would be seen as differences."""
+    torch.manual_seed(0)
+    model, x = Tokens(NORMS[name]()), torch.randn(8, TOKENS - 1, 32)
+    torch.nn.init.normal_(model.first)
+    torch._dynamo.reset()
+    expected = gradients(model, torch.compile(model, backend=BACKEND), x)
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=1 << 30)
+    found = gradients(model, torch.compile(model, backend=BACKEND), x)
+    assert distance(found, expected) < 1e-6

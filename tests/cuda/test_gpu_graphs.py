@@ -28,7 +28,7 @@ FUNCTIONS = []  # graphs may call them later
 @pytest.fixture
 def calls(monkeypatch):
     """Names of the driver's functions, "begin" and "start", as graphs are recorded and started."""
-    found, addresses = [], driver._graph_functions()
+    found, addresses = [], list(driver._graph_functions())
 
     def counted(function, name, *types):
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *types)
@@ -42,7 +42,6 @@ def calls(monkeypatch):
         at = driver._GRAPHS.index(function)
         addresses[at] = ctypes.cast(FUNCTIONS[-1], ctypes.c_void_p).value
 
-    addresses = list(addresses)
     counted("cuStreamBeginCapture", "begin", ctypes.c_void_p, ctypes.c_int)
     counted("cuGraphLaunch", "start", ctypes.c_void_p, ctypes.c_void_p)
     monkeypatch.setattr(driver, "_graph_functions", lambda: addresses)

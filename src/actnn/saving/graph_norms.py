@@ -27,9 +27,9 @@ def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
     """
     again = {node.name: node for node in backward.nodes}
     for rows, scale, dims in [found for node in forward.nodes if (found := _norm_of(node))]:
-        both = again.get(rows.name), again.get(scale.name)
-        if None not in both and both[0].target in (rows.target, rows.name):  # type: ignore[union-attr]
-            _limit(*both, dims)  # type: ignore[arg-type]
+        read, by = again.get(rows.name), again.get(scale.name)
+        if read is not None and by is not None and read.target in (rows.target, rows.name):
+            _limit(read, by, dims)
 
 
 def is_limit(node: fx.Node) -> bool:

@@ -37,6 +37,11 @@ class LinearAttention(nn.Module):
         return x + self.out(y.transpose(1, 2).reshape(N, T, C))
 
 
+def gradient(value, parameters):
+    """The whole gradient, flat."""
+    return torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters)])
+
+
 def errors(net, batches, **settings):
     """Relative errors of the gradient in each step; weights stay the same."""
     parameters = list(net.parameters())
@@ -69,10 +74,10 @@ def test_every_first_step_of_a_context_is_right(named):
     parameters = list(net.parameters())
     for _ in range(3):
         x = torch.randn(8, 64, 32)
-        exact = torch.cat([g.flatten() for g in torch.autograd.grad(net(x).sum(), parameters)])
+        exact = gradient(net(x).sum(), parameters)
         with actnn.compressed(bits=8, min_bytes=1024, model=net if named else None):
             loss = net(x).sum()
-        got = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+        got = gradient(loss, parameters)
         assert float((got - exact).norm() / exact.norm()) < 0.02
 
 
@@ -308,10 +313,10 @@ def test_a_loss_may_divide_by_the_results_of_a_network(name, module, where):
     net = Ends(last, loss if where == "loss inside" else nn.Identity())
     x, parameters = torch.randn(256, 32), list(net.parameters())
     value = (lambda: net(x)) if where == "loss inside" else (lambda: loss(net(x)))
-    exact = torch.cat([g.flatten() for g in torch.autograd.grad(value(), parameters)])
+    exact = gradient(value(), parameters)
     actnn.compress(net, bits=8, min_bytes=1024)
     for _ in range(4):
-        found = torch.cat([g.flatten() for g in torch.autograd.grad(value(), parameters)])
+        found = gradient(value(), parameters)
         assert float((found - exact).norm() / exact.norm()) < 0.02
     assert DIVIDED in {record.reason for record in net.actnn.records}
 
@@ -390,14 +395,14 @@ def test_a_loss_may_divide_by_what_a_network_makes_of_such_results(name, way):
     run = net
     if way == "compiled":  # the graphs of Inductor
         run = torch.compile(net, backend="aot_eager_decomp_partition")
-    exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss(run(x)), parameters)])
+    exact = gradient(loss(run(x)), parameters)
     if way != "context":
         torch._dynamo.reset()
         actnn.compress(net, bits=8, min_bytes=1024)
     for _ in range(3):
         with saving:
             y = run(x)
-        found = torch.cat([g.flatten() for g in torch.autograd.grad(loss(y), parameters)])
+        found = gradient(loss(y), parameters)
         assert float((found - exact).norm() / exact.norm()) < 0.02
 
 
@@ -422,14 +427,14 @@ def test_a_result_may_also_be_used_by_a_layer(way):
     torch.manual_seed(0)
     net, x = Both(), torch.randn(128, 32)
     parameters = list(net.parameters())
-    exact = torch.cat([g.flatten() for g in torch.autograd.grad(loss(net(x)), parameters)])
+    exact = gradient(loss(net(x)), parameters)
     saving = Saving(bits=8, min_bytes=1024) if way == "context" else nullcontext()
     if way == "model":
         actnn.compress(net, bits=8, min_bytes=1024)
     for _ in range(3):
         with saving:
             results = net(x)
-        found = torch.cat([g.flatten() for g in torch.autograd.grad(loss(results), parameters)])
+        found = gradient(loss(results), parameters)
         assert float((found - exact).norm() / exact.norm()) < 0.02
 
 

@@ -16,7 +16,7 @@ from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
-from quant_gru.integer.plan import _between
+from quant_gru.integer.plan import Seam, _between
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import events
 from quant_gru.kernels import dispatch
@@ -464,21 +464,21 @@ def test_requantize(host, bits, directions):
     """From layer to layer as the definition has it, and gradients 0 where codes were clamped."""
     below = [Quantizer(bits, d == 0, 2.0 ** (1 - bits), 7 * d) for d in range(directions)]
     above = Quantizer(bits, False, 2.0**-bits, 1 << bits - 1)
-    sums = [_between(q, above) for q in below]
+    seam = Seam([_between(q, above) for q in below], below, above)
     states = [torch.randint(q.lo, q.hi + 1, (4, 3, 70)).to(q.container) for q in below]
-    expected = dispatch.Executor().requantize(sums, below, above, states)
-    got = boundary.requantize(sums, below, above, states, host)
+    expected = dispatch.Executor().requantize(seam, states)
+    got = boundary.requantize(*seam, states, host)
     assert got.dtype == above.container
     assert got.shape == (4, 3, 70 * directions)
     assert torch.equal(got, expected)
     grad = torch.randn(got.shape)
     grad[1, 2, :5] = torch.nan
-    masked = dispatch.Executor().masked_requantized(sums, below, above, states, grad.clone())
+    masked = dispatch.Executor().masked_requantized(seam, states, grad.clone())
     assert 0.1 < (masked == 0).float().mean() < 0.9
-    boundary.mask_requantized(sums, below, above, states, grad, host)
+    boundary.mask_requantized(*seam, states, grad, host)
     torch.testing.assert_close(grad, masked, rtol=0, atol=0, equal_nan=True)
     none = [each[:0] for each in states]
-    assert boundary.requantize(sums, below, above, none, host).shape == (0, 3, 70 * directions)
+    assert boundary.requantize(*seam, none, host).shape == (0, 3, 70 * directions)
 
 
 def test_events(host):

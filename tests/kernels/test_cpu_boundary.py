@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.integer.plan import Seam
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native, dispatch
@@ -78,15 +79,15 @@ def test_codes_and_mask_of_the_layer_below(directions, above):
             for _ in range(directions)
         ]
         for each, q in sums(below, above):
-            arguments = ([each] * directions, [q] * directions, above, codes)
-            unclamped = dispatch._unclamped(*arguments[:2], codes)
+            seam = Seam([each] * directions, [q] * directions, above)
+            unclamped = seam.unclamped(codes)
             expected = unclamped.clamp(above.lo, above.hi)
-            found = boundary.requantize(*arguments)
+            found = boundary.requantize(seam, codes)
             assert found.dtype == above.container
             assert torch.equal(found.long(), expected)
             grad = torch.randn(expected.shape)
             masked = grad * (unclamped == expected)
-            boundary.mask_requantized(*arguments, grad)
+            boundary.mask_requantized(seam, codes, grad)
             assert torch.equal(grad, masked)
 
 

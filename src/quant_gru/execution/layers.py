@@ -12,8 +12,6 @@ from quant_gru.execution.noise import Noise
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import Packing, inward, outward
 from quant_gru.integer.plan import CellPlan, GRUPlan
-from quant_gru.integer.quantizer import Quantizer
-from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.dispatch import Executor, executor_of
 
 Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -179,7 +177,8 @@ def requantized(plan: GRUPlan, layer: int, below: Below) -> list[Tensor]:
         layer: Index of the layer.
         below: Outputs of the layer below.
     """
-    return [_requantize(plan, layer, d, below.codes) for d in range(len(plan.cells[layer]))]
+    seams = [plan.seam(layer, d) for d in range(len(plan.cells[layer]))]
+    return [_executor(plan).requantize(seam, below.codes) for seam in seams]
 
 
 def mask_input(
@@ -203,8 +202,8 @@ def mask_input(
         grad: Gradient of the dequantized codes; it may be changed in place.
     """
     if below is not None and not (noise and noise.drops):
-        between = _between(plan, layer, direction)
-        return _executor(plan).masked_requantized(*between, below.codes, grad)
+        seam = plan.seam(layer, direction)
+        return _executor(plan).masked_requantized(seam, below.codes, grad)
     real = real_input(plan, layer, x, below, noise)
     return _executor(plan).masked(plan.cells[layer][direction].border, real, grad)
 
@@ -250,7 +249,9 @@ def run_codes(
     for layer, cells in enumerate(plan.cells):
         outputs: list[Tensor] = []
         for direction, cell in enumerate(cells):
-            x = _requantize(plan, layer, direction, below) if layer else inputs[direction]
+            x = inputs[direction]
+            if layer:
+                x = executor.requantize(plan.seam(layer, direction), below)
             out, last = executor.run_cell(cell, x, h0[index], lengths, reverse=direction == 1)
             yield CellRun(layer, direction, cell, x, h0[index], out, last)
             outputs.append(out)
@@ -269,19 +270,6 @@ def border_codes(plan: GRUPlan, x: Tensor, h0: Tensor) -> tuple[list[Tensor], Te
     cells = [cell for layer in plan.cells for cell in layer]
     states = [cell.h.quantize(state) for cell, state in zip(cells, h0, strict=True)]
     return [cell.border.quantize(x) for cell in plan.cells[0]], torch.stack(states)
-
-
-def _requantize(plan: GRUPlan, layer: int, direction: int, below: Sequence[Tensor]) -> Tensor:
-    """Return X = weighted_sum(h - z_h) of the layer below, per direction half; codes."""
-    return _executor(plan).requantize(*_between(plan, layer, direction), below)
-
-
-def _between(
-    plan: GRUPlan, layer: int, direction: int
-) -> tuple[Sequence[WeightedSum], list[Quantizer], Quantizer]:
-    """Return the sums and quantizers that convert codes of the layer below to input codes."""
-    below = [cell.h for cell in plan.cells[layer - 1]]
-    return plan.between[layer - 1][direction], below, plan.cells[layer][direction].x
 
 
 def _executor(plan: GRUPlan) -> Executor:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, repeat
 from operator import truediv
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -148,6 +149,27 @@ class CellPlan:
         return bias_shift(self.weights.bits_R, self.h.bits)
 
 
+class Seam(NamedTuple):
+    """What converts state codes of a layer to input codes of a direction of the next.
+
+    Attributes:
+        sums: The weighted sum of each direction below.
+        below: The quantizer of the codes of each direction below.
+        above: The quantizer of the result.
+    """
+
+    sums: Sequence[WeightedSum]
+    below: Sequence[Quantizer]
+    above: Quantizer
+
+    def unclamped(self, codes: Sequence[Tensor]) -> Tensor:
+        """Return weighted_sum(h - z_h) of codes (T, N, H) of each direction, side by side."""
+        halves = zip(self.sums, codes, self.below, strict=True)
+        return torch.cat(
+            [s.unclamped(half.to(torch.int64) - q.zero_point) for s, half, q in halves], dim=-1
+        )
+
+
 @dataclass(frozen=True)
 class GRUPlan:
     """The plan of a whole GRU.
@@ -160,6 +182,11 @@ class GRUPlan:
 
     cells: tuple[tuple[CellPlan, ...], ...]
     between: tuple[tuple[tuple[WeightedSum, ...], ...], ...]
+
+    def seam(self, layer: int, direction: int) -> Seam:
+        """Return what makes input codes of a layer above the first of codes of the layer below."""
+        below = [cell.h for cell in self.cells[layer - 1]]
+        return Seam(self.between[layer - 1][direction], below, self.cells[layer][direction].x)
 
     @property
     def rounds_to_even(self) -> bool:

@@ -16,9 +16,8 @@ from quant_gru.errors import QuantGRUError, caller_stacklevel, note_once
 from quant_gru.integer import cell as reference
 from quant_gru.integer import random
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
-from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.plan import CellPlan, GRUPlan, Seam
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels import _native
@@ -176,45 +175,29 @@ class Executor:
         """
         return grad * quantizer.inside(x)
 
-    def requantize(
-        self,
-        sums: Sequence[WeightedSum],
-        below: Sequence[Quantizer],
-        above: Quantizer,
-        codes: Sequence[Tensor],
-    ) -> Tensor:
+    def requantize(self, seam: Seam, codes: Sequence[Tensor]) -> Tensor:
         """Requantize a layer's states to inputs of the next: weighted_sum(h - z_h) per direction.
 
         Args:
-            sums: Weighted sum of each direction of the lower layer.
-            below: Quantizer of each direction's codes.
-            above: The quantizer of the result.
+            seam: What converts codes of the lower layer.
             codes: Codes of each direction (T, N, H).
 
         Returns:
             Codes (T, N, directions * H) in their container.
         """
-        return _unclamped(sums, below, codes).clamp(sums[0].lo, sums[0].hi).to(above.container)
+        found = seam.unclamped(codes).clamp(seam.sums[0].lo, seam.sums[0].hi)
+        return found.to(seam.above.container)
 
-    def masked_requantized(
-        self,
-        sums: Sequence[WeightedSum],
-        below: Sequence[Quantizer],
-        above: Quantizer,
-        codes: Sequence[Tensor],
-        grad: Tensor,
-    ) -> Tensor:
+    def masked_requantized(self, seam: Seam, codes: Sequence[Tensor], grad: Tensor) -> Tensor:
         """Set a gradient to 0 where `requantize` clamped, possibly in place.
 
         Args:
-            sums: As for `requantize`.
-            below: As for `requantize`.
-            above: As for `requantize`.
+            seam: As for `requantize`.
             codes: As for `requantize`.
             grad: Gradient of the dequantized result (T, N, directions * H).
         """
-        unclamped = _unclamped(sums, below, codes)
-        return grad * ((unclamped >= sums[0].lo) & (unclamped <= sums[0].hi))
+        unclamped = seam.unclamped(codes)
+        return grad * ((unclamped >= seam.sums[0].lo) & (unclamped <= seam.sums[0].hi))
 
     def dequantize(self, quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
         """Dequantize codes to float32.
@@ -315,31 +298,18 @@ class CPU(Executor):
         cpu_boundary.mask(quantizer, x, grad)
         return grad
 
-    def requantize(
-        self,
-        sums: Sequence[WeightedSum],
-        below: Sequence[Quantizer],
-        above: Quantizer,
-        codes: Sequence[Tensor],
-    ) -> Tensor:
+    def requantize(self, seam: Seam, codes: Sequence[Tensor]) -> Tensor:
         """See `Executor`."""
-        if _is_native() and cpu_boundary.requantizes(sums, below, above, codes[0]):
-            return cpu_boundary.requantize(sums, below, above, codes)
-        return super().requantize(sums, below, above, codes)
+        if _is_native() and cpu_boundary.requantizes(seam, codes[0]):
+            return cpu_boundary.requantize(seam, codes)
+        return super().requantize(seam, codes)
 
-    def masked_requantized(
-        self,
-        sums: Sequence[WeightedSum],
-        below: Sequence[Quantizer],
-        above: Quantizer,
-        codes: Sequence[Tensor],
-        grad: Tensor,
-    ) -> Tensor:
+    def masked_requantized(self, seam: Seam, codes: Sequence[Tensor], grad: Tensor) -> Tensor:
         """See `Executor`."""
-        takes = cpu_boundary.requantizes(sums, below, above, codes[0])
+        takes = cpu_boundary.requantizes(seam, codes[0])
         if not takes or not _is_plain(grad) or not _is_native():
-            return super().masked_requantized(sums, below, above, codes, grad)
-        cpu_boundary.mask_requantized(sums, below, above, codes, grad)
+            return super().masked_requantized(seam, codes, grad)
+        cpu_boundary.mask_requantized(seam, codes, grad)
         return grad
 
     def _straight_through(
@@ -428,30 +398,17 @@ class CUDA(Executor):
         boundary.mask(quantizer, x, grad)
         return grad
 
-    def requantize(
-        self,
-        sums: Sequence[WeightedSum],
-        below: Sequence[Quantizer],
-        above: Quantizer,
-        codes: Sequence[Tensor],
-    ) -> Tensor:
+    def requantize(self, seam: Seam, codes: Sequence[Tensor]) -> Tensor:
         """See `Executor`."""
-        if takes(*below, above):
-            return boundary.requantize(sums, below, above, codes)
-        return super().requantize(sums, below, above, codes)
+        if takes(*seam.below, seam.above):
+            return boundary.requantize(*seam, codes)
+        return super().requantize(seam, codes)
 
-    def masked_requantized(
-        self,
-        sums: Sequence[WeightedSum],
-        below: Sequence[Quantizer],
-        above: Quantizer,
-        codes: Sequence[Tensor],
-        grad: Tensor,
-    ) -> Tensor:
+    def masked_requantized(self, seam: Seam, codes: Sequence[Tensor], grad: Tensor) -> Tensor:
         """See `Executor`."""
-        if not _is_plain(grad) or not takes(*below, above):
-            return super().masked_requantized(sums, below, above, codes, grad)
-        boundary.mask_requantized(sums, below, above, codes, grad)
+        if not _is_plain(grad) or not takes(*seam.below, seam.above):
+            return super().masked_requantized(seam, codes, grad)
+        boundary.mask_requantized(*seam, codes, grad)
         return grad
 
     def dequantize(self, quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
@@ -525,15 +482,3 @@ def _is_native() -> bool:
 
 def _is_plain(grad: Tensor) -> bool:
     return grad.dtype == torch.float32 and grad.is_contiguous()
-
-
-def _unclamped(
-    sums: Sequence[WeightedSum], below: Sequence[Quantizer], codes: Sequence[Tensor]
-) -> Tensor:
-    return torch.cat(
-        [
-            weighted_sum.unclamped(half.to(torch.int64) - q.zero_point)
-            for weighted_sum, half, q in zip(sums, codes, below, strict=True)
-        ],
-        dim=-1,
-    )

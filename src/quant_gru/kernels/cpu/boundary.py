@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from quant_gru.integer.plan import Seam
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.rounding import DEFAULT
-from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer, pack_requantizer
 
@@ -59,65 +59,48 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor) -> None:
     _native.mask(_real(x), pack_quantizer(quantizer), grad.data_ptr())
 
 
-def requantizes(
-    sums: Sequence[WeightedSum], below: Sequence[Quantizer], above: Quantizer, codes: Tensor
-) -> bool:
+def requantizes(seam: Seam, codes: Tensor) -> bool:
     """Whether `requantize` supports the codes of a layer below: on the CPU, up to 16 bits."""
-    widths = [q.bits for q in (*below, above)]
-    return codes.device.type == "cpu" and max(widths) <= NARROW_BITS and len(sums) == len(below)
+    widths = [q.bits for q in (*seam.below, seam.above)]
+    return codes.device.type == "cpu" and max(widths) <= NARROW_BITS
 
 
-def requantize(
-    sums: Sequence[WeightedSum],
-    below: Sequence[Quantizer],
-    above: Quantizer,
-    codes: Sequence[Tensor],
-) -> Tensor:
+def requantize(seam: Seam, codes: Sequence[Tensor]) -> Tensor:
     """Compute X = weighted_sum(h - z_h) for each direction of the layer below.
 
     Args:
-        sums: The weighted sum of each direction below.
-        below: The quantizer of the codes of each direction below.
-        above: The quantizer of the result.
+        seam: What converts codes of the layer below.
         codes: The codes of each direction (T, N, H).
 
     Returns:
         Codes (T, N, directions * H) in their container.
     """
     T, N, H = codes[0].shape
-    width = H * len(codes)
-    found = torch.empty((T, N, width), dtype=above.container, device="cpu")
-    for d, half in enumerate(codes):
-        numbers = pack_requantizer(sums[d], below[d], above)
-        to = found.data_ptr() + d * H * found.element_size()
-        half = half.to(below[d].container).contiguous()
-        _native.requantize(numbers, half.data_ptr(), T * N, H, to, width)
+    found = torch.empty((T, N, H * len(codes)), dtype=seam.above.container, device="cpu")
+    _each_direction(_native.requantize, seam, codes, found)
     return found
 
 
-def mask_requantized(
-    sums: Sequence[WeightedSum],
-    below: Sequence[Quantizer],
-    above: Quantizer,
-    codes: Sequence[Tensor],
-    grad: Tensor,
-) -> None:
-    """Multiply a gradient (T, N, directions * H) in place by 0 where `requantize` clamped.
+def mask_requantized(seam: Seam, codes: Sequence[Tensor], grad: Tensor) -> None:
+    """Multiply a gradient in place by 0 where `requantize` clamped.
 
     Args:
-        sums: As for `requantize`.
-        below: As for `requantize`.
-        above: As for `requantize`.
+        seam: As for `requantize`.
         codes: As for `requantize`.
         grad: float32 (T, N, directions * H), contiguous.
     """
+    _each_direction(_native.mask_requantized, seam, codes, grad)
+
+
+def _each_direction(
+    run: Callable[..., None], seam: Seam, codes: Sequence[Tensor], to: Tensor
+) -> None:
     T, N, H = codes[0].shape
-    width = H * len(codes)
-    for d, half in enumerate(codes):
-        numbers = pack_requantizer(sums[d], below[d], above)
-        to = grad.data_ptr() + d * H * grad.element_size()
-        half = half.to(below[d].container).contiguous()
-        _native.mask_requantized(numbers, half.data_ptr(), T * N, H, to, width)
+    for d, (total, q, half) in enumerate(zip(seam.sums, seam.below, codes, strict=True)):
+        half = half.to(q.container).contiguous()
+        numbers = pack_requantizer(total, q, seam.above)
+        place = to.data_ptr() + d * H * to.element_size()
+        run(numbers, half.data_ptr(), T * N, H, place, H * len(codes))
 
 
 def _readable(x: Tensor) -> Tensor:

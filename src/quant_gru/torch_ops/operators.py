@@ -234,19 +234,9 @@ def _plan(
 def _fake_forward(
     x: Tensor,
     h0: Tensor,
-    lengths: Tensor | None,
-    weights: list[Tensor],
-    parameters: Tensor,
-    seed: Tensor | None,
-    updates: Tensor | None,
-    dropout: float,
-    zoneout: float,
-    recurrent_dropout: float,
-    bidirectional: bool,
-    live: bool,
-    precision: str,
-    kept: str,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    *_, bidirectional, _, _, kept = rest
     T, N, _ = x.shape
     H = h0.shape[2]
     y = x.new_empty((T, N, (2 if bidirectional else 1) * H), dtype=torch.float32)
@@ -274,6 +264,22 @@ def _fake_backward(
 
 # --- gradients
 
+_SAVED = 7  # tensors before the codes and the weights
+
+
+def _gradients(
+    cells: int,
+    rest: Sequence[Any],
+    grad_y: Tensor,
+    grad_h_n: Tensor,
+    saved: Sequence[Tensor],
+    needs: list[bool],
+) -> Any:
+    x, h0, lengths, parameters, seed, updates, nan, *others = saved
+    out, weights = others[:cells], others[cells:]
+    tensors = (grad_y, grad_h_n, nan, out, x, h0, lengths, weights, parameters, seed, updates)
+    return _backward_op(*tensors, *rest, needs)
+
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, h0, lengths, weights, parameters, seed, updates, *rest = inputs
@@ -283,14 +289,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate(ctx: Any, grad_y: Tensor, grad_h_n: Tensor, _: Any) -> tuple[Any, ...]:
-    x, h0, lengths, parameters, seed, updates, nan, *others = ctx.saved_tensors
-    out, weights = others[: ctx.cells], others[ctx.cells :]
     needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[3]]
-    dx, dh0, dweights = _backward_op(
-        *(grad_y, grad_h_n, nan, out, x, h0, lengths, weights, parameters, seed, updates),
-        *ctx.rest,
-        needs,
-    )
+    call = ctx.cells, ctx.rest, grad_y, grad_h_n, ctx.saved_tensors
+    dx, dh0, dweights = _gradients(*call, needs)
     given = [g if needed else None for g, needed in zip((dx, *dweights), needs, strict=True)]
     return (given[0], dh0, None, given[1:], *(None,) * 10)
 
@@ -339,25 +340,10 @@ class _TransformedBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        cells: int,
-        rest: tuple[Any, ...],
-        grad_y: Tensor,
-        grad_h_n: Tensor,
-        x: Tensor,
-        h0: Tensor,
-        lengths: Tensor | None,
-        parameters: Tensor,
-        seed: Tensor | None,
-        updates: Tensor | None,
-        nan: Tensor,
-        *others: Tensor,
+        cells: int, rest: tuple[Any, ...], grad_y: Tensor, grad_h_n: Tensor, *saved: Tensor
     ) -> tuple[Tensor, ...]:
-        out, weights = list(others[:cells]), list(others[cells:])
-        dx, dh0, dweights = _backward_op(
-            *(grad_y, grad_h_n, nan, out, x, h0, lengths, weights, parameters, seed, updates),
-            *rest,
-            [True] * (1 + len(weights)),
-        )
+        needs = [True] * (1 + len(saved) - cells - _SAVED)
+        dx, dh0, dweights = _gradients(cells, rest, grad_y, grad_h_n, saved, needs)
         return dx, dh0, *dweights
 
     setup_context = staticmethod(_save_nothing)

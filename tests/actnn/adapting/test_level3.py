@@ -2,24 +2,13 @@
 
 import pytest
 import torch
-from level3_models import MODELS, loss_of
+from level3_models import MODELS, Equal, loss_of
 
 import actnn
-from actnn.adapting.measured import Measured
 from sweeps import first_of
 
 quiet = pytest.mark.filterwarnings("ignore:Compression adds", "ignore:Level L3 uses")
 LEAST = 1 << 12
-
-
-class Equal(Measured):
-    """Level L3 that measures nothing: equal bits for all tensors."""
-
-    def watch(self, *arguments):
-        return None
-
-    def _take(self, name, saved):
-        return self.average
 
 
 def made(name):

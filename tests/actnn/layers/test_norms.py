@@ -4,39 +4,15 @@ import copy
 
 import pytest
 import torch
+from level3_models import ChannelNorm, Equal, HandRMS, OwnNorm
 from torch import nn
 from torch.nn import functional as F
 
 import actnn
 from actnn.adapting import measured
-from actnn.adapting.measured import Measured
 from actnn.layers.batch_norms import BatchNorm
 from actnn.layers.normalization import Recognized
 from actnn.saving.module_classes import is_swapped
-
-
-class HandRMS(nn.Module):
-    def __init__(self, size, eps=1e-6):
-        super().__init__()
-        self.weight, self.variance_epsilon = nn.Parameter(torch.randn(size)), eps
-
-    def forward(self, hidden):
-        wide = hidden.float()
-        inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * (wide * inverse).to(hidden.dtype)
-
-
-class OwnLayerNorm(nn.LayerNorm):
-    def forward(self, x):
-        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-
-
-class ChannelNorm(nn.LayerNorm):
-    def forward(self, x):
-        y = F.layer_norm(
-            x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps
-        )
-        return y.permute(0, 3, 1, 2)
 
 
 class Gain(nn.Module):
@@ -44,7 +20,7 @@ class Gain(nn.Module):
 
     def __init__(self, size):
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.randn(size)), 1e-5
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), 1e-5
 
     def forward(self, x):
         return x * self.weight
@@ -59,21 +35,11 @@ class Squared(HandRMS):
 
 NORMS = {
     "rms": (lambda: HandRMS(48), (16, 40, 48), True),
-    "layer": (lambda: OwnLayerNorm(48), (16, 40, 48), True),
+    "layer": (lambda: OwnNorm(48), (16, 40, 48), True),
     "channels": (lambda: ChannelNorm(24), (4, 24, 12, 12), True),
     "gain": (lambda: Gain(48), (16, 40, 48), False),
     "squared": (lambda: Squared(48), (16, 40, 48), False),
 }
-
-
-class Equal(Measured):
-    """Level L3 that measures nothing."""
-
-    def watch(self, *arguments):
-        return None
-
-    def _take(self, name, saved):
-        return self.average
 
 
 def gradients(net, x, weights):
@@ -91,9 +57,8 @@ def test_norms_are_recognized_by_their_values(name, bits):
     torch.manual_seed(0)
     make, shape, is_norm = NORMS[name]
     exact = nn.Sequential(make())
-    if is_norm:
-        for p in exact.parameters():
-            nn.init.normal_(p)
+    for p in exact.parameters():
+        nn.init.normal_(p)
     x = torch.randn(shape) * torch.logspace(-3, 3, shape[0]).view(-1, *[1] * (len(shape) - 1))
     weights = torch.randn(shape)
     net = actnn.compress(copy.deepcopy(exact), bits=bits, min_bytes=0)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gate_structs
 import pytest
 import torch
 from cpp_build import NEEDS_TOOLS
@@ -25,9 +25,6 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernel_runtime.cuda import compiler, disk_cache
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
 from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.append(str(Path(__file__).parents[1] / "cuda"))
-import gate_structs
 
 pytestmark = NEEDS_TOOLS
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")

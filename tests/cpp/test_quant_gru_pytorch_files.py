@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,7 @@ from typing import Any
 import pytest
 import torch
 from c_access import Access
-from cpp_build import NEEDS_TOOLS, ROOT
-
-sys.path.append(str(ROOT / "tests/interchange"))
-
+from cpp_build import NEEDS_TOOLS
 from quant_gru_pytorch_files import GENERATIONS, SHORT, file_of, their_file
 
 from quant_gru import ConfigError, ParameterError, QuantConfig, QuantGRU

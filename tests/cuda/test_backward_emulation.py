@@ -1,22 +1,10 @@
 """The kernels of the backward on the host, thread by thread, against float64: no GPU needed."""
 
 import gc
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-
-from quant_gru import QuantConfig, QuantGRUError
-from quant_gru.integer.backward import Tape, Wanted, complete, straight_through
-from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.backward import inputs, launch_plan, layer, time_chunks
-from quant_gru.kernels.cuda.backward.launch_plan import POLICY
-from quant_gru.kernels.cuda.recurrence.planner import our_errors
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from backward_cases import (
     BOUNDS,
     both_directions,
@@ -28,6 +16,13 @@ from backward_cases import (
 )
 from host_machine import COMPILER
 from random_plans import random_case
+
+from quant_gru import QuantConfig, QuantGRUError
+from quant_gru.integer.backward import Tape, Wanted, complete, straight_through
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.backward import inputs, launch_plan, layer, time_chunks
+from quant_gru.kernels.cuda.backward.launch_plan import POLICY
+from quant_gru.kernels.cuda.recurrence.planner import our_errors
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,21 +1,7 @@
 """The CUDA backward on a GPU against the float64 yardstick."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-from quant_gru import QuantConfig, QuantGRUError
-from quant_gru.integer.backward import Gradients, Tape, Wanted
-from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.backward import layer
-from quant_gru.kernels.cuda.backward.launch_plan import VARIABLES
-from quant_gru.kernels.cuda.machine import machine_of
-from quant_gru.kernels.cuda.plan.tensors import numbers_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from backward_cases import (
     BOUNDS,
     both_directions,
@@ -27,6 +13,14 @@ from backward_cases import (
     random_tape,
 )
 from random_plans import random_case
+
+from quant_gru import QuantConfig, QuantGRUError
+from quant_gru.integer.backward import Gradients, Tape, Wanted
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.backward import layer
+from quant_gru.kernels.cuda.backward.launch_plan import VARIABLES
+from quant_gru.kernels.cuda.machine import machine_of
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

@@ -1,20 +1,16 @@
 """Compressed tables: every output code, and which tables cannot be compressed."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from gate_structs import cell_of
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.structure import FrozenNumbers
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gate_structs import cell_of
 
 CODES = 16  # per line
 

@@ -2,11 +2,10 @@
 
 import ctypes
 import gc
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from stub_cublas import FAILED, Cublas
 
 from quant_gru.kernel_runtime import _native
 from quant_gru.kernel_runtime.cuda import cublaslt, driver
@@ -16,9 +15,6 @@ from quant_gru.kernel_runtime.errors import KernelError
 from quant_gru.kernels.cuda.backward.steps import add_steps, matrix_in
 from quant_gru.kernels.cuda.machine import machine_of
 from quant_gru.kernels.cuda.planned_launches import Steps
-
-sys.path.insert(0, str(Path(__file__).parent))
-from stub_cublas import FAILED, Cublas
 
 
 class Device(driver.Device):

@@ -1,11 +1,9 @@
 """The CUDA executor on a GPU against the reference: every code equal."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from backward_cases import moved
+from random_plans import random_case
 
 from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
@@ -15,9 +13,6 @@ from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from random_plans import random_case
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

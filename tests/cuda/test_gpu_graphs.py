@@ -3,20 +3,16 @@
 import copy
 import ctypes
 import dataclasses
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
+from bits import assert_same_bits
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cuda import machine
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from bits import assert_same_bits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -2,18 +2,14 @@
 
 import copy
 import gc
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from bits import assert_same_bits
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.execution.noise import Noise
 from quant_gru.kernels.cuda.backward import prepared, time_chunks
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from bits import assert_same_bits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -1,18 +1,13 @@
 """What the benchmark says that the hardware needs, without a GPU."""
 
-import sys
-from pathlib import Path
-
+# Last, because actnn.py is there.
+import gpu
 import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
-
-# Last, because actnn.py is there.
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import gpu
 
 # of an H200
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}

@@ -5,12 +5,15 @@ the split of sums, the gate arithmetic and its tables.
 """
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from backward_cases import outputs
+from derived import exact_of
+from host_machine import COMPILER
+from projection_blocks import keep_few_weights
+from random_plans import random_case
 
 from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
@@ -27,14 +30,6 @@ from quant_gru.kernels.cuda.plan import structure
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from backward_cases import outputs
-from derived import exact_of
-from host_machine import COMPILER
-from projection_blocks import keep_few_weights
-from random_plans import random_case
 
 pytestmark = [
     pytest.mark.slow,

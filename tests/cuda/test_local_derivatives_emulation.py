@@ -1,12 +1,13 @@
 """Local derivatives of plans in bytes, by one kernel on the host: the bits that three give."""
 
 import ctypes
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from backward_cases import both_directions, outputs, plans_of, random_gradients, random_tape
+from host_machine import COMPILER, Host, folder_of
+from random_plans import random_case
 
 from quant_gru import QuantConfig
 from quant_gru.integer.backward import Tape, Wanted
@@ -14,12 +15,6 @@ from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.backward import layer
 from quant_gru.kernels.cuda.backward.launch_plan import POLICY, VARIABLES
 from quant_gru.kernels.cuda.recurrence.planner import grid_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from backward_cases import both_directions, outputs, plans_of, random_gradients, random_tape
-from host_machine import COMPILER, Host, folder_of
-from random_plans import random_case
 
 pytestmark = [
     pytest.mark.slow,

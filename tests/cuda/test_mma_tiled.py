@@ -1,17 +1,13 @@
 """Products of bytes on tensor cores, on the host: the sums of an integer matrix product."""
 
 import ctypes
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from host_machine import COMPILER
 
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
-
-sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 

@@ -1,10 +1,10 @@
 """Recurrences that start while their projection runs, on the host: what is counted, and words."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from bits import assert_same_bits
+from host_machine import COMPILER, Host, folder_of
+from projection_blocks import STATIONARY, Projection, keep_few_weights, overlap_of
 
 from kept import kept
 from quant_gru import QuantConfig, QuantGRU
@@ -14,12 +14,6 @@ from quant_gru.kernels.cuda.forward import stack
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from bits import assert_same_bits
-from host_machine import COMPILER, Host, folder_of
-from projection_blocks import STATIONARY, Projection, keep_few_weights, overlap_of
 
 C, H = 21, 40
 SMALL = WeightStationary(1, 2, 2, 3, 1)

@@ -4,10 +4,12 @@ import gc
 import random
 import sys
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
+from host_machine import COMPILER
+from random_stacks import random_stack
+from stub_cublas import Cublas, multiplying
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from kept import kept
@@ -30,12 +32,6 @@ from quant_gru.kernels.cuda.backward import launch_plan, prepared
 from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.cuda.planned_launches import Steps
 from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from host_machine import COMPILER
-from random_stacks import random_stack
-from stub_cublas import Cublas, multiplying
 
 pytestmark = [
     pytest.mark.slow,

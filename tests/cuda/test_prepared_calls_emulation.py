@@ -6,10 +6,11 @@ import pickle
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
+from bits import assert_same_bits
+from host_machine import COMPILER
 
 from kept import kept
 from quant_gru import QuantConfig, QuantGRU
@@ -21,11 +22,6 @@ from quant_gru.kernels import _native, dispatch
 from quant_gru.kernels.cuda.forward import launch_plan, stack
 from quant_gru.kernels.cuda.planned_launches import SPACE
 from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from bits import assert_same_bits
-from host_machine import COMPILER
 
 pytestmark = [
     pytest.mark.slow,

@@ -2,10 +2,12 @@
 
 import copy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from bits import assert_same_bits
+from host_machine import COMPILER
+from stub_cublas import Cublas, multiplying
 
 from kept import kept
 from quant_gru import QuantConfig, QuantGRU
@@ -18,12 +20,6 @@ from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.live_weights import LiveWeights
 from quant_gru.modules import quantization_state
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from bits import assert_same_bits
-from host_machine import COMPILER
-from stub_cublas import Cublas, multiplying
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,21 +1,10 @@
 """The input projection in one kernel, on the host: as the kernel that adds up a unit at a time."""
 
-import sys
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-
-from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
-from quant_gru.kernels._native import Epilogue, WeightStationary, choose_tile
-from quant_gru.kernels.cuda.plan.structure import byte_offset
-from quant_gru.kernels.cuda.plan.tensors import numbers_of
-from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from derived import exact_of
 from host_machine import COMPILER
 from projection_blocks import (
@@ -29,6 +18,12 @@ from projection_blocks import (
 )
 from random_plans import random_case
 from recurrence_layouts import launch_of
+
+from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
+from quant_gru.kernels._native import Epilogue, WeightStationary, choose_tile
+from quant_gru.kernels.cuda.plan.structure import byte_offset
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
+from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = pytest.mark.slow
 

@@ -1,11 +1,10 @@
 """The input of whole calls, on the host: rows longer than what a warp holds at once."""
 
 import ctypes
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from host_machine import COMPILER
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
@@ -13,9 +12,6 @@ from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer
 from quant_gru.kernels.cuda.machine import PLAIN
-
-sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 DivisionC = structure(

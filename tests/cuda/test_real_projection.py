@@ -1,28 +1,11 @@
 """The input projection from real values, on the host: as quantizing first, NaN included."""
 
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-
-from quant_gru import QuantConfig
-from quant_gru.kernels._native import (
-    Epilogue,
-    TiledReals,
-    Warpgroups,
-    WeightStationary,
-    blocks_of,
-    choose_tiled,
-    choose_warpgroups,
-)
-from quant_gru.kernels.cuda.plan.tensors import numbers_of
-from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.insert(0, str(Path(__file__).parent))
 from derived import exact_of
 from host_machine import COMPILER
 from projection_blocks import (
@@ -38,6 +21,19 @@ from projection_blocks import (
     weight_stationary,
 )
 from test_projection import UNSIGNED, WIDE, by_unit, in_one, plan_of
+
+from quant_gru import QuantConfig
+from quant_gru.kernels._native import (
+    Epilogue,
+    TiledReals,
+    Warpgroups,
+    WeightStationary,
+    blocks_of,
+    choose_tiled,
+    choose_warpgroups,
+)
+from quant_gru.kernels.cuda.plan.tensors import numbers_of
+from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = [
     pytest.mark.slow,

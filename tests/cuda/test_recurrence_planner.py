@@ -1,16 +1,11 @@
 """What the planner of the recurrence chooses: shapes that fit, on chips of all kinds."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from test_compile import BYTES, FORMS, IN_HALVES, changed
 
 from quant_gru import QuantGRUError
 from quant_gru.kernels._native import Gates
 from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_compile import BYTES, FORMS, IN_HALVES, changed
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,12 @@
 """The sweep of every requantizer on the host: a part of the accumulators."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from host_machine import COMPILER
+from requantizer_sweep import WIDTHS, kernel_of, record_of
 
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.kernel_runtime.cuda.launch import Grid
-
-sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER
-from requantizer_sweep import WIDTHS, kernel_of, record_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 

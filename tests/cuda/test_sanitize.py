@@ -4,11 +4,8 @@ import os
 import re
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import sanitize
 import sanitized_calls
 

@@ -2,11 +2,12 @@
 
 import ctypes
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from gate_structs import CELL_C, SaturatedC, cell_of, saturated_of
+from host_machine import COMPILER
+from random_plans import random_case
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import cell as reference
@@ -14,12 +15,6 @@ from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan import structure as frozen
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from gate_structs import CELL_C, SaturatedC, cell_of, saturated_of
-from host_machine import COMPILER
-from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 

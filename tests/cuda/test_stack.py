@@ -1,11 +1,13 @@
 """Whole calls in prepared launches, on the host: as the reference, NaN included."""
 
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
+from bits import assert_same_bits
+from gate_structs import cell_of
+from gpu_pairs import of_random_ranges
+from host_machine import COMPILER, Host
 
 from kept import kept
 from quant_gru import QuantConfig, QuantGRU
@@ -19,13 +21,6 @@ from quant_gru.kernels.cuda.plan import structure
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.projection.select import POLICY
 from quant_gru.kernels.cuda.recurrence import planner
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from bits import assert_same_bits
-from gate_structs import cell_of
-from gpu_pairs import of_random_ranges
-from host_machine import COMPILER, Host
 
 pytestmark = [
     pytest.mark.slow,

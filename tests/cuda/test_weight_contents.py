@@ -2,12 +2,11 @@
 
 import copy
 import ctypes
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
+from host_machine import COMPILER
 
 from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
@@ -16,9 +15,6 @@ from quant_gru.kernels import dispatch
 from quant_gru.kernels.cuda.forward import stack
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.weights.contents import Contents
-
-sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER
 
 emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

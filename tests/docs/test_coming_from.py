@@ -3,14 +3,10 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "interchange"))
-
 from quant_gru_pytorch_files import GENERATIONS, file_of, their_file
 
 import quant_gru

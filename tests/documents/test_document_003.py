@@ -1,17 +1,13 @@
 """The snippets of the document on the bit-width file, and its examples (config_examples.py)."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from config_examples import EXAMPLES
 
 from quant_gru import QuantConfig, QuantGRU, default_config_path
 from quant_gru.config import OPERATORS
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "config"))
-from config_examples import EXAMPLES
 
 UNSIGNED = ("gate.z_out", "gate.r_out")
 

@@ -15,14 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from layer_program import KERNELS, SOURCES, Job, as_real, check, exact_flags, expected, packed_job
+from random_plans import random_case
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.plan import CellPlan
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "arm"))
-from layer_program import KERNELS, SOURCES, Job, as_real, check, exact_flags, expected, packed_job
-from random_plans import random_case
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("ziglang", reason="needs ziglang, to compile for Arm")

@@ -1,11 +1,11 @@
 """The native backward against `straight_through`, and held units, over random plans."""
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
+from gradient_errors import SUMS, error, terms
+from random_plans import random_case
 from torch import Tensor
 
 from kept import shared
@@ -15,11 +15,6 @@ from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cpu.backward import backward
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gradient_errors import SUMS, error, terms
-from random_plans import random_case
-
 from sweeps import batches
 
 NATIVE = executor.choices()[:-1]

@@ -1,11 +1,10 @@
 """The native executor against the reference: every code equal, over hundreds of random plans."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from random_plans import random_case
 
 from kept import kept
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
@@ -13,10 +12,6 @@ from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
 from quant_gru.kernels import _native, dispatch
 from quant_gru.kernels.cpu import executor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from random_plans import random_case
-
 from sweeps import batches
 
 NATIVE = executor.choices()[:-1]

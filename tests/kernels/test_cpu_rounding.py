@@ -2,11 +2,12 @@
 
 import copy
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from bits import same_bits
+from random_plans import random_case
+from test_cpu_backward import ALL, assert_close, calibrated, random_drawn
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.config.fields import ROUNDINGS
@@ -14,11 +15,6 @@ from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import straight_through
 from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cpu.backward import backward
-
-sys.path.insert(0, str(Path(__file__).parent))
-from bits import same_bits
-from random_plans import random_case
-from test_cpu_backward import ALL, assert_close, calibrated, random_drawn
 
 pytestmark = pytest.mark.slow
 

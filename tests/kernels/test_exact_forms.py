@@ -7,13 +7,14 @@ import ctypes
 import platform
 import shutil
 import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from derived import exact_of
+from host_machine import Host, folder_of
 
 from kept import kept
 from quant_gru import QuantConfig, QuantGRU
@@ -21,10 +22,6 @@ from quant_gru.integer.weighted_sum import several_terms, tier_of
 from quant_gru.kernels import cpu
 from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cuda.plan.structure import form_of
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cuda"))
-from derived import exact_of
-from host_machine import Host, folder_of
 
 HERE, KERNELS = Path(__file__).parent, Path(cpu.__file__).parents[1]
 COMPILER = shutil.which("g++")

@@ -2,17 +2,12 @@
 
 import os
 import random
-import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
+import derived
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "cuda"))
-import derived
 from host_machine import COMPILER, Host, folder_of
 from live_cases import REACH, live_and_fresh, random_qparams, random_weights, same_part
 from random_plans import random_mean

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import runpy
-import sys
 import wave
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from real_common import Missing, package_file, speech
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/notebooks"
 MOST_BYTES = 300_000
-sys.path.insert(0, str(ROOT / "tests/actnn/trainers"))
 
 from trainer_packages import package  # noqa: E402
 

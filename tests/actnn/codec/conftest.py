@@ -1,12 +1,6 @@
 """What the tests of the codec share."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "cuda"))
 from host_machine import Host, folder_of
 
 from actnn.codec import Key, noise_state

@@ -35,21 +35,6 @@ def labelled_batches(count, input_size, steps=6):
         yield x, y
 
 
-def test_check_the_installation():
-    gru = CustomGRU(input_size=128, hidden_size=256, use_quantization=False)
-    assert isinstance(gru, nn.GRU)
-    assert isinstance(gru, quant_gru.QuantGRU)
-    assert CustomGRU is quant_gru.CustomGRU
-
-
-def test_model_without_quantization():
-    gru = CustomGRU(input_size=128, hidden_size=256, batch_first=True, use_quantization=False)
-    x = torch.randn(4, 100, 128)
-    output, h_n = gru(x)
-    assert output.shape == (4, 100, 256)
-    assert h_n.shape == (1, 4, 256)
-
-
 @pytest.mark.parametrize("quant_type", ["int8", "int16"])
 def test_quantized_model(quant_type):
     calibration_data = torch.randn(4, 100, 128)
@@ -71,25 +56,6 @@ def test_quantized_model(quant_type):
     assert not torch.equal(output, real)
     similarity = torch.cosine_similarity(output.flatten(), real.flatten(), dim=0)
     assert similarity > {"int8": 0.999, "int16": 0.999999}[quant_type]
-
-
-def test_migration_from_pytorch():
-    pytorch_gru = nn.GRU(input_size=128, hidden_size=256, batch_first=True)
-    custom_gru = CustomGRU(
-        input_size=128, hidden_size=256, batch_first=True, use_quantization=False
-    )
-    with torch.no_grad():
-        custom_gru.weight_ih_l0.copy_(pytorch_gru.weight_ih_l0)
-        custom_gru.weight_hh_l0.copy_(pytorch_gru.weight_hh_l0)
-        custom_gru.bias_ih_l0.copy_(pytorch_gru.bias_ih_l0)
-        custom_gru.bias_hh_l0.copy_(pytorch_gru.bias_hh_l0)
-    x = torch.randn(4, 100, 128)
-    with torch.no_grad():
-        out1, h1 = pytorch_gru(x)
-        out2, h2 = custom_gru(x)
-    assert f"{torch.max(torch.abs(out1 - out2)).item():.6f}" == "0.000000"
-    assert torch.equal(out1, out2)
-    assert torch.equal(h1, h2)
 
 
 def test_training_example():
@@ -176,13 +142,3 @@ def test_parameters_of_the_document_are_accepted_in_its_order():
     assert gru.quant_type == "int16"
     assert gru.calibration_data is data
     assert gru.config == quant_gru.QuantConfig.int16()
-
-
-def test_initial_state_of_the_document():
-    data = torch.randn(3, 4, 8)
-    gru = CustomGRU(8, 16, use_quantization=True, calibration_data=data)
-    h0 = 0.1 * torch.randn(1, 4, 16)
-    output, h_n = gru(data, h0)
-    assert output.shape == (3, 4, 16)
-    assert h_n.shape == (1, 4, 16)
-    assert not torch.equal(output, gru(data)[0])

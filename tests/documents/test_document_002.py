@@ -28,18 +28,6 @@ def config_file(tmp_path):
     return str(path)
 
 
-def test_float_mode():
-    gru = QuantGRU(input_size=64, hidden_size=128, batch_first=True, bidirectional=False)
-    input_data = torch.randn(32, 50, 64)
-    output, h_n = gru(input_data)
-    assert output.shape == (32, 50, 128)
-    assert h_n.shape == (1, 32, 128)
-    assert not gru.use_quantization
-    plain = torch.nn.GRU(64, 128, batch_first=True)
-    plain.load_state_dict(gru.state_dict())
-    assert torch.equal(output, plain(input_data)[0])
-
-
 def test_quantized_inference_with_a_file(config_file, calibration_loader, input_data, capsys):
     gru = QuantGRU(input_size=64, hidden_size=128, batch_first=True)
     gru.load_bitwidth_config(config_file, verbose=True)
@@ -154,21 +142,6 @@ def test_quantization_aware_training(config_file, calibration_loader):
         assert not torch.equal(parameter, before[name]), name
 
 
-def test_choice_of_the_calibration_method(calibration_loader):
-    gru = QuantGRU(64, 16, batch_first=True)
-    assert gru.calibration_method == "histogram"
-    scales = {}
-    for method in ("histogram", "minmax"):
-        gru.calibration_method = method
-        assert gru.calibration_method == method
-        for batch in calibration_loader:
-            gru.calibrate(batch)
-        gru.finalize_calibration()
-        scales[method] = gru.get_quant_config("x")["scale"]
-        gru.reset_calibration()
-    assert scales["histogram"] <= scales["minmax"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "width", "symmetric"),
     [((8,), {"is_symmetric": True}, 8, True), ((16,), {"is_symmetric": False}, 16, False)],
@@ -181,27 +154,6 @@ def test_set_all_bitwidth(arguments, options, width, symmetric):
         assert operator["bitwidth"] == width
         assert operator["is_symmetric"] is (symmetric or name.startswith("weight."))
         assert operator["is_unsigned"] is (name in ("gate.z_out", "gate.r_out"))
-
-
-def test_table_of_attributes_and_methods(calibration_loader, capsys):
-    gru = QuantGRU(
-        input_size=64,
-        hidden_size=128,
-        num_layers=1,
-        bias=True,
-        batch_first=False,
-        bidirectional=False,
-        use_quantization=False,
-    )
-    assert gru.use_quantization is False
-    assert gru.calibration_method == "histogram"
-    assert gru.is_calibrated() is False
-    gru.calibrate(calibration_loader[0])
-    gru.finalize_calibration(verbose=True)
-    assert "output.h" in capsys.readouterr().out
-    assert gru.is_calibrated() is True
-    gru.reset_calibration()
-    assert gru.is_calibrated() is False
 
 
 @pytest.mark.parametrize("width", [8, 16])

@@ -156,21 +156,6 @@ def test_examples_that_name_exceptions(example, text, calibration_loader, input_
     )
 
 
-def test_example_1_runs(example, calibration_loader, input_data):
-    gru = QuantGRU(64, 128)
-    gru.load_bitwidth_config(example(EXAMPLE_1))
-    assert run_flow(gru, calibration_loader, input_data) > 0.999
-
-
-def test_verbose_finalize_shows_the_details(calibration_loader, capsys):
-    gru = QuantGRU(64, 128, config=QuantConfig.int8())
-    gru.calibrate(calibration_loader[0])
-    gru.finalize_calibration(verbose=True)
-    lines = capsys.readouterr().out.splitlines()
-    for name in OPERATORS:
-        assert sum(name in line for line in lines) == 1, name
-
-
 @pytest.mark.parametrize(
     ("is_symmetric", "is_unsigned", "limits", "zero_is_0"),
     [

@@ -262,20 +262,6 @@ def test_several_layers_and_directions():
     assert h_n.shape == (4, 3, H)
 
 
-def test_training():
-    gru = made().train()
-    x, target = seeded(5, 8, C), 0.3 * seeded(5, 8, H, seed=9)
-    optimizer = torch.optim.Adam(gru.parameters(), lr=0.02)
-    losses = []
-    for _ in range(12):
-        optimizer.zero_grad()
-        loss = (gru(x)[0] - target).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
-
-
 def test_calibration_data_of_another_kind():
     gru = made()
     gru.calibration_data = [seeded(5, 3, C)]

@@ -209,6 +209,9 @@ def test_a_second_call_calibrates_what_the_first_one_did_not_reach():
     with pytest.warns(QuantGRUWarning, match="forward never reached 'idle'") as caught:
         calibrate_model(model, [seeded(5, 3, C)])
     assert caught[0].filename == __file__
+    assert not (model.idle.use_quantization)
+    assert not (model.idle.is_calibrated())
+    assert not model.idle.calibrating
     before = model.used.get_quant_config()
     model.reach = True
     calibrate_model(model, [9 * seeded(5, 3, C)])

@@ -7,6 +7,7 @@ it what they do not support. All return the same codes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -37,6 +38,7 @@ from quant_gru.kernels.cuda.weights.contents import Contents
 Stack: TypeAlias = cpu.Stack | cuda_stack.Stack
 Prepared: TypeAlias = PreparedBackward | _native.CPUBackward
 
+CellRunner: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 PreparedStep: TypeAlias = tuple[_native.PreparedCheck, Callable[..., None] | None]
 """Native checks of calls, and a function that lets native code run calls like the last one."""
 
@@ -110,19 +112,12 @@ class Executor:
                 f"Expected codes to be on the plan's device {device}, got {x.device} and "
                 f"{h0.device}"
             )
-        return self._run(plan, x, h0, lengths, reverse, held)
+        return self.cell_runner(plan, x, h0, lengths, reverse, held=held)
 
-    def _run(
-        self,
-        plan: CellPlan,
-        x: Tensor,
-        h0: Tensor,
-        lengths: Tensor | None,
-        reverse: bool,
-        held: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Run one layer and direction on codes on the plan's device."""
-        return reference.run(plan, x, h0, lengths, reverse, held)
+    @property
+    def cell_runner(self) -> CellRunner:
+        """A function like `quant_gru.integer.cell.run`, for codes on the plan's device."""
+        return reference.run
 
     def run_layer(
         self,
@@ -270,19 +265,10 @@ class CPU(Executor):
         stack = cpu.stack_of(plan)
         return None if stack is None else stack.backward(plan)
 
-    def _run(
-        self,
-        plan: CellPlan,
-        x: Tensor,
-        h0: Tensor,
-        lengths: Tensor | None,
-        reverse: bool,
-        held: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        variant = cpu.chosen()
-        if variant == cpu.REFERENCE:
-            return super()._run(plan, x, h0, lengths, reverse, held)
-        return cpu.run(plan, x, h0, lengths, reverse, variant, held=held)
+    @property
+    def cell_runner(self) -> CellRunner:
+        """See `Executor`."""
+        return partial(cpu.run, variant=cpu.chosen()) if _is_native() else super().cell_runner
 
     def quantize(self, quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
         """See `Executor`."""
@@ -355,16 +341,10 @@ class CUDA(Executor):
         readable = [w for w in weights if w.is_contiguous()]
         return Contents(readable, machine.machine_of(weights[0].device)) if readable else None
 
-    def _run(
-        self,
-        plan: CellPlan,
-        x: Tensor,
-        h0: Tensor,
-        lengths: Tensor | None,
-        reverse: bool,
-        held: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        return cuda.run(plan, x, h0, lengths, reverse, held=held)
+    @property
+    def cell_runner(self) -> CellRunner:
+        """See `Executor`."""
+        return cuda.run
 
     def run_layer(
         self,

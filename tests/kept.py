@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from quant_gru import QuantGRU
+
 Made = TypeVar("Made")
 
 
@@ -39,3 +41,23 @@ def kept(make: Callable[..., Made]) -> Callable[..., Made]:
 def shared(make: Callable[..., Made]) -> Callable[..., Made]:
     """Return what `make` returned for the same arguments and random state."""
     return _once(make, lambda result: result)
+
+
+@kept
+def calibrated_gru(
+    C: int,
+    H: int,
+    config: Any = "int8",
+    *,
+    data: tuple[int, ...] = (12, 4),
+    seed: int | None = 0,
+    **options: Any,
+) -> QuantGRU:
+    """A QuantGRU in eval mode that runs in integers; `data` are the steps and rows it has seen."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    gru = QuantGRU(C, H, config=config, **options).eval()
+    gru.calibrate(torch.randn(*data, C))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru

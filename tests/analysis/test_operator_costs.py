@@ -19,6 +19,7 @@ from quant_gru import (
 from quant_gru.analysis import sensitivity as measuring
 from quant_gru.analysis.trials import Place, Trials
 from quant_gru.config import OPERATORS
+from two_processes import NEEDS_GLOO, joined, run_two
 
 
 class Tagger(torch.nn.Module):
@@ -226,26 +227,25 @@ def test_a_file_of_another_model_is_refused(costs_file, change):
         sensitivity(model, batches, widths=(8,), file=costs_file, config=config, progress=False)
 
 
-def _process(rank, count, folder, expected):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count
-    )
-    torch.set_num_threads(1)
+def _process(rank, folder, expected):
     measured = []
     noise = Trials.noise
     Trials.noise = lambda self: measured.append(1) or noise(self)
     try:
-        found = sensitivity(tagger(), BATCHES, widths=(8,), file=f"{folder}/costs", progress=False)
-        assert_same(found.costs, expected)
-        assert len(measured) in (32, 33)  # of 64 operators and one base
-        torch.distributed.barrier()  # gloo aborts a process whose peer has left
+        with joined(rank, folder):
+            costs = f"{folder}/costs"
+            found = sensitivity(tagger(), BATCHES, widths=(8,), file=costs, progress=False)
+            torch.distributed.barrier()  # gloo aborts a process whose peer has left
     finally:
-        torch.distributed.destroy_process_group()
+        Trials.noise = noise
+    assert_same(found.costs, expected)
+    assert len(measured) in (32, 33)  # of 64 operators and one base
 
 
+@NEEDS_GLOO
 def test_processes_share_the_work(measured, tmp_path):
     expected = [cost for cost in measured[0].costs if cost.bits == 8]
-    torch.multiprocessing.spawn(_process, (2, str(tmp_path), expected), nprocs=2)
+    run_two(_process, tmp_path, expected)
     assert {path.name for path in tmp_path.iterdir()} >= {"costs", "costs.1"}
 
 

@@ -16,17 +16,14 @@ import pytest
 import torch
 from limits import MIB, memory, refused
 
+from kept import calibrated_gru
 from quant_gru import FrozenQuantGRU, ParameterError, QuantGRU, QuantGRUError
 from quant_gru.cli import files
 from quant_gru.parameters import document
 
 
 def calibrated() -> QuantGRU:
-    gru = QuantGRU(3, 4, num_layers=2).eval()
-    gru.calibrate(torch.randn(5, 2, 3))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+    return calibrated_gru(3, 4, None, data=(5, 2), seed=None, num_layers=2)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 import torch
 from limits import MIB, memory, refused
 
+from kept import calibrated_gru
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.cli import files
 
@@ -21,11 +22,7 @@ C, H = 3, 2
 
 
 def calibrated() -> QuantGRU:
-    gru = QuantGRU(C, H, config="int8").eval()
-    gru.calibrate(torch.randn(9, 2, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+    return calibrated_gru(C, H, data=(9, 2), seed=None)
 
 
 GRU = calibrated()

@@ -1,13 +1,17 @@
 """What the benchmark says that the hardware needs, without a GPU."""
 
-# Last, because actnn.py is there.
-import gpu
-import pytest
-import torch
+import sys
+from pathlib import Path
 
-from quant_gru import QuantConfig, QuantGRU
+import pytest
+
+from kept import calibrated_gru
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
+
+# Last, because actnn.py is there.
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import gpu
 
 # of an H200
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
@@ -27,12 +31,7 @@ MEASURED = {
 @pytest.fixture(scope="module", params=["int8", "w8a16"])
 def numbers(request):
     """Of a small plan: what a layout follows from does not depend on its size."""
-    torch.manual_seed(0)
-    gru = QuantGRU(8, 16, config=getattr(QuantConfig, request.param)()).eval()
-    gru.calibrate(torch.randn(12, 4, 8))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return numbers_of(gru._plan().cells[0][0])
+    return numbers_of(calibrated_gru(8, 16, request.param)._plan().cells[0][0])
 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)

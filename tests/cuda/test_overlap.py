@@ -6,8 +6,7 @@ from bits import assert_same_bits
 from host_machine import COMPILER, Host, folder_of
 from projection_blocks import STATIONARY, Projection, keep_few_weights, overlap_of
 
-from kept import kept
-from quant_gru import QuantConfig, QuantGRU
+from kept import calibrated_gru
 from quant_gru.integer.call_form import CallForm
 from quant_gru.kernels._native import Overlap, WeightStationary
 from quant_gru.kernels.cuda.forward import stack
@@ -45,14 +44,8 @@ def small(monkeypatch):
     monkeypatch.setattr(POLICY, "overlap_share", 1e9)
 
 
-@kept
 def quantized(config, C=C, H=H, **options):
-    torch.manual_seed(C + H)
-    gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options).eval()
-    gru.calibrate(torch.randn(12, 4, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+    return calibrated_gru(C, H, config, seed=C + H, **options)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")

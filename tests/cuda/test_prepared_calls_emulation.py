@@ -6,14 +6,14 @@ import pickle
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 from bits import assert_same_bits
 from host_machine import COMPILER
 
-from kept import kept
-from quant_gru import QuantConfig, QuantGRU
+from kept import calibrated_gru
 from quant_gru.execution import prepared_call
 from quant_gru.execution.weight_guard import WeightGuard
 from quant_gru.integer.backward import Kept
@@ -38,14 +38,7 @@ def _small_blocks(monkeypatch):
         yield
 
 
-@kept
-def quantized(**options):
-    torch.manual_seed(0)
-    gru = QuantGRU(C, H, config=QuantConfig.int8(), **options).eval()
-    gru.calibrate(torch.randn(12, 4, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+quantized = partial(calibrated_gru, C, H)
 
 
 def prepared_of(gru, host):

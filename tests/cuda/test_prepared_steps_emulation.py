@@ -9,8 +9,7 @@ from bits import assert_same_bits
 from host_machine import COMPILER
 from stub_cublas import Cublas, multiplying
 
-from kept import kept
-from quant_gru import QuantConfig, QuantGRU
+from kept import calibrated_gru
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
@@ -43,15 +42,8 @@ def _gpu(host, monkeypatch):
             monkeypatch.setattr(module, "runs_on_gpu", lambda device: True)
 
 
-@kept
 def training(config="int8", **options):
-    torch.manual_seed(0)
-    gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options)
-    data = torch.randn(12, 8, C)
-    gru.calibrate(data)
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru.train()
+    return calibrated_gru(C, H, config, data=(12, 8), **options).train()
 
 
 def step_of(gru):

@@ -9,7 +9,8 @@ from gate_structs import CELL_C, SaturatedC, cell_of, saturated_of
 from host_machine import COMPILER
 from random_plans import random_case
 
-from quant_gru import QuantConfig, QuantGRU
+from kept import calibrated_gru
+from quant_gru import QuantConfig
 from quant_gru.integer import cell as reference
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
@@ -76,11 +77,7 @@ def test_random_plans(host, rule, seeds):
 
 
 def calibrated(config):
-    torch.manual_seed(0)
-    gru = QuantGRU(6, 9, config=config).eval()
-    gru.calibrate(torch.randn(6, 4, 6))
-    gru.finalize_calibration()
-    return gru
+    return calibrated_gru(6, 9, config, data=(6, 4))
 
 
 @pytest.mark.parametrize("fused", [(), ("op.rRh", "op.old_contrib", "op.new_contrib")], ids=str)

@@ -9,7 +9,7 @@ from gate_structs import cell_of
 from gpu_pairs import of_random_ranges
 from host_machine import COMPILER, Host
 
-from kept import kept
+from kept import calibrated_gru
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
@@ -38,14 +38,8 @@ def _small_blocks(monkeypatch):
         yield
 
 
-@kept
-def quantized(config=None, H=H, **options):
-    torch.manual_seed(0)
-    gru = QuantGRU(C, H, config=config or QuantConfig.int8(), **options).eval()
-    gru.calibrate(torch.randn(12, 4, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+def quantized(config="int8", H=H, **options):
+    return calibrated_gru(C, H, config, **options)
 
 
 def checked(gru, host, x, hx=None, lengths=None):

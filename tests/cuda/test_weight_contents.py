@@ -8,8 +8,8 @@ import pytest
 import torch
 from host_machine import COMPILER
 
-from kept import kept
-from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
+from kept import calibrated_gru
+from quant_gru import QuantGRUWarning
 from quant_gru.execution import prepared_call
 from quant_gru.kernels import dispatch
 from quant_gru.kernels.cuda.forward import stack
@@ -28,14 +28,8 @@ def _inference():
         yield
 
 
-@kept
 def quantized(hidden_size=H, **options):
-    torch.manual_seed(0)
-    gru = QuantGRU(C, hidden_size, config=QuantConfig.int8(), **options).eval()
-    gru.calibrate(torch.randn(12, 4, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+    return calibrated_gru(C, hidden_size, **options)
 
 
 def flag(contents):

@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 
-from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from kept import calibrated_gru
+from quant_gru import QuantGRUError
 from quant_gru.execution import frozen_plan, plan_cache, prepared_call
 from quant_gru.kernels.cuda.machine import refuse_in_capture
 from quant_gru.kernels.cuda.plan import tensors
@@ -24,12 +25,7 @@ def capture(monkeypatch):
 
 
 def quantized():
-    torch.manual_seed(0)
-    gru = QuantGRU(4, 8, config=QuantConfig.int8()).eval()
-    gru.calibrate(torch.randn(12, 4, 4))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+    return calibrated_gru(4, 8)
 
 
 def parts_of(plan):

@@ -3,12 +3,13 @@
 import copy
 import math
 import pickle
+from functools import partial
 
 import pytest
 import torch
 
-from kept import kept
-from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from kept import calibrated_gru
+from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.kernels.cpu import executor
 
 C, H, T = 5, 7, 11
@@ -20,13 +21,7 @@ CONFIGS = {
 }
 
 
-@kept
-def quantized(config=CONFIGS["int8"], **options):
-    gru = QuantGRU(C, H, config=config, **options).eval()
-    gru.calibrate(torch.randn(T, 3, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+quantized = partial(calibrated_gru, C, H, data=(T, 3), seed=None)
 
 
 @pytest.mark.parametrize("choice", executor.choices())

@@ -12,9 +12,9 @@ import torch
 ort = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
+from kept import calibrated_gru  # noqa: E402
 from quant_gru import (  # noqa: E402
     FrozenQuantGRU,
-    QuantGRU,
     QuantGRUError,
     export_onnx,
     onnx_operator_library,
@@ -25,12 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*dynamic_axes.*")
 
 
 def made(config="int8", **options):
-    torch.manual_seed(0)
-    gru = QuantGRU(C, H, config=config, **options).eval()
-    gru.calibrate(torch.randn(8, 8, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+    return calibrated_gru(C, H, config, data=(8, 8), **options)
 
 
 def session_of(model):

@@ -18,6 +18,7 @@ import torch
 from layer_program import KERNELS, SOURCES, Job, as_real, check, exact_flags, expected, packed_job
 from random_plans import random_case
 
+from kept import calibrated_gru
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.plan import CellPlan
 
@@ -67,11 +68,7 @@ def test_random_plans(program: Path, kind: str) -> None:
 
 
 def quantized(config: QuantConfig, C: int, H: int) -> CellPlan:
-    gru = QuantGRU(C, H, config=config).eval()
-    gru.calibrate(torch.randn(6, 4, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru._plan().cells[0][0]
+    return calibrated_gru(C, H, config, data=(6, 4), seed=None)._plan().cells[0][0]
 
 
 def random_job(plan: CellPlan, T: int, N: int) -> Job:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from random_plans import random_case
 
-from kept import kept
+from kept import calibrated_gru
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.config.fields import ROUNDINGS
 from quant_gru.integer import cell as reference
@@ -47,13 +47,8 @@ def test_scales_apart(kind):
                 assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
 
 
-@kept
 def quantized(config, C, H, **options):
-    gru = QuantGRU(C, H, config=config, **options).eval()
-    gru.calibrate(torch.randn(6, 4, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
+    return calibrated_gru(C, H, config, data=(6, 4), seed=None, **options)
 
 
 @pytest.mark.parametrize("config", ["int8", "w8a16"])

@@ -16,7 +16,7 @@ import torch
 from derived import exact_of
 from host_machine import Host, folder_of
 
-from kept import kept
+from kept import calibrated_gru
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.weighted_sum import several_terms, tier_of
 from quant_gru.kernels import cpu
@@ -428,12 +428,8 @@ def test_stretched_products_beyond_the_bound_reach_ties(rules):
     assert not rules.stretches("double", (1 << 50) - 1, 3)
 
 
-@kept
 def quantized(config, C=8, H=16):
-    gru = QuantGRU(C, H, config=config).eval()
-    gru.calibrate(torch.randn(6, 4, C))
-    gru.finalize_calibration()
-    return gru
+    return calibrated_gru(C, H, config, data=(6, 4), seed=None)
 
 
 def in_float32(plan):

@@ -8,8 +8,7 @@ import torch
 from bits import same_bits
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from kept import kept
-from quant_gru import QuantConfig, QuantGRU
+from kept import calibrated_gru
 from quant_gru.integer.call_form import FLOATS
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor
@@ -31,14 +30,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@kept
 def training(config="int8", hidden_size=H, **options):
-    torch.manual_seed(0)
-    gru = QuantGRU(C, hidden_size, config=getattr(QuantConfig, config)(), **options)
-    gru.calibrate(torch.randn(12, 8, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru.train()
+    return calibrated_gru(C, hidden_size, config, data=(12, 8), **options).train()
 
 
 def states(gru, rows, dtype=torch.float32):

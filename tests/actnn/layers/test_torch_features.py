@@ -2,20 +2,15 @@
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from actnn_models import Block, compressed_copy, conv_input, conv_net, gradients
 from distributed_models import check, worker
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import actnn
+from two_processes import NEEDS_GLOO, run_two
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of compilers
-
-needs_gloo = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
-)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -292,9 +287,9 @@ def test_compiled_blocks_in_a_python_model():
         assert (a - b).norm() <= 0.05 * a.norm() + 1e-3
 
 
-@needs_gloo
+@NEEDS_GLOO
 def test_ddp_and_fsdp2(tmp_path):
-    mp.spawn(worker, (str(tmp_path), 2, "gloo"), nprocs=2)
+    run_two(worker, tmp_path, 2, "gloo")
     check(tmp_path, 2, exact=1e-6)
 
 

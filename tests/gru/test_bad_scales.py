@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from kept import shared
 from quant_gru import QuantConfig, QuantGRU, convert_model, operator_gain, operator_sqnr
 from sweeps import first_of
 
@@ -156,9 +157,9 @@ def test_calibrated_grus_get_no_remark(name, factor):
             assert not operator_sqnr(gru, given).remarks
 
 
-@pytest.mark.parametrize("preset", ["int8", "int8_wide"])
-def test_a_trained_gru_gets_no_remark(preset):
-    """It remembers the sign of the first input."""
+@shared
+def remembering():
+    """A float GRU that was trained to remember the sign of the first input."""
     torch.manual_seed(0)
     gru, head = torch.nn.GRU(4, 16), torch.nn.Linear(16, 1)
     optimizer = torch.optim.Adam([*gru.parameters(), *head.parameters()], 0.02)
@@ -171,8 +172,13 @@ def test_a_trained_gru_gets_no_remark(preset):
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.3
+    return gru
+
+
+@pytest.mark.parametrize("preset", ["int8", "int8_wide"])
+def test_a_trained_gru_gets_no_remark(preset):
     quantized = QuantGRU(4, 16, config=preset).eval()
-    quantized.load_state_dict(gru.state_dict())
+    quantized.load_state_dict(remembering().state_dict())
     quantized.calibrate(torch.randn(20, 64, 4))
     quantized.finalize_calibration()
     quantized.use_quantization = True

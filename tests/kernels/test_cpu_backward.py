@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from gradient_errors import SUMS, error, terms
+from native_runs import NATIVE
 from random_plans import random_case
 from torch import Tensor
 
@@ -17,7 +18,6 @@ from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cpu.backward import backward
 from sweeps import batches
 
-NATIVE = executor.choices()[:-1]
 SWEEP = {"w8a8": 60, "w8a16": 100, "w16a16": 80, "mixed": 60, "wide": 40}
 BATCH = 20
 NAMES = ("x", "h0", "W", "R", "bw", "br", "h")

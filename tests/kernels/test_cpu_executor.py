@@ -1,9 +1,8 @@
 """The native executor against the reference: every code equal, over hundreds of random plans."""
 
-import itertools
-
 import pytest
 import torch
+from native_runs import NATIVE, check
 from random_plans import random_case
 
 from kept import calibrated_gru
@@ -14,7 +13,6 @@ from quant_gru.kernels import _native, dispatch
 from quant_gru.kernels.cpu import executor
 from sweeps import batches
 
-NATIVE = executor.choices()[:-1]
 # Faults of one kind of arithmetic, of ties of one sign or of one limit show in the first 25 plans.
 SWEEP = {"w8a8": 200, "w8a16": 150, "w16a16": 100, "mixed": 150, "wide": 50, "few": 50}
 BATCH = 25
@@ -25,14 +23,7 @@ BATCH = 25
 def test_random_plans(kind, first, end):
     for seed in range(first, end):
         case = random_case(seed, kind)
-        expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
-        for variant in NATIVE:
-            got = executor.run(
-                case.plan, case.x, case.h0, case.lengths, case.reverse, variant, 1 + seed % 2
-            )
-            for ours, theirs in zip(got, expected, strict=True):
-                assert ours.dtype == theirs.dtype
-                assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
+        check(case.plan, case.x, case.h0, case.lengths, case.reverse, [1 + seed % 2], seed)
 
 
 @pytest.mark.parametrize("kind", SWEEP)
@@ -40,11 +31,7 @@ def test_scales_apart(kind):
     """Scales that do not fit the values: nearly all codes of an operator are its limits or zero."""
     for seed in range(12):
         case = random_case(seed, kind, ROUNDINGS[seed % len(ROUNDINGS)], apart=True)
-        expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
-        for variant in NATIVE:
-            got = executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, variant, 1)
-            for ours, theirs in zip(got, expected, strict=True):
-                assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
+        check(case.plan, case.x, case.h0, case.lengths, case.reverse, name=seed)
 
 
 def quantized(config, C, H, **options):
@@ -59,11 +46,7 @@ def test_threads_and_many_rows(config):
     x = torch.randint(plan.x.lo, plan.x.hi + 1, (60, 37, 40)).to(plan.x.container)
     h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (37, 72)).to(plan.h.container)
     lengths = torch.randint(1, 61, (37,))
-    expected = reference.run(plan, x, h0, lengths, True)
-    for variant, threads in itertools.product(NATIVE, (1, 2, 5)):
-        got = executor.run(plan, x, h0, lengths, True, variant, threads)
-        for ours, theirs in zip(got, expected, strict=True):
-            assert torch.equal(ours, theirs), (variant, threads)
+    check(plan, x, h0, lengths, True, (1, 2, 5))
 
 
 @pytest.mark.usefixtures("cheap_threads")
@@ -78,8 +61,7 @@ def test_rows_are_divided_among_threads(kind):
         assert _native.threads_started() - before == min(N, 2) + min(N, 5) - 2
 
 
-@pytest.mark.parametrize("variant", NATIVE)
-def test_accumulators_beyond_32_bits(variant):
+def test_accumulators_beyond_32_bits():
     """Large 16-bit products over many features leave int32, and are summed in 64 bits."""
     gru = QuantGRU(700, 24, config=QuantConfig.int16()).eval()
     with torch.no_grad():
@@ -91,9 +73,7 @@ def test_accumulators_beyond_32_bits(variant):
     for fill in (plan.x.lo, plan.x.hi):
         x = torch.full((2, 3, 700), fill, dtype=plan.x.container)
         h0 = torch.full((3, 24), plan.h.hi, dtype=plan.h.container)
-        expected = reference.run(plan, x, h0)
-        got = executor.run(plan, x, h0, None, False, variant)
-        assert torch.equal(got[0], expected[0])
+        check(plan, x, h0)
 
 
 def test_empty_batch():
@@ -107,9 +87,7 @@ def test_strided_and_wider_codes_are_taken():
     plan = quantized(QuantConfig.int8(), 3, 4)._plan().cells[0][0]
     x = torch.randint(-128, 128, (2, 5, 3)).transpose(0, 1)
     h0 = torch.zeros(2, 4, dtype=torch.int64)
-    expected = reference.run(plan, x, h0)
-    got = executor.run(plan, x, h0, None, False, NATIVE[0])
-    assert torch.equal(got[0], expected[0])
+    check(plan, x, h0)
 
 
 def test_changed_weights_are_packed_again():
@@ -197,10 +175,7 @@ def test_blocks_of_all_sizes(config, kind, T, N, C, H):
     plan = quantized(config, C, H)._plan().cells[0][0]
     x = torch.randint(plan.x.lo, plan.x.hi + 1, (T, N, C)).to(plan.x.container)
     h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (N, H)).to(plan.h.container)
-    expected = reference.run(plan, x, h0)
-    for variant in NATIVE:
-        got = executor.run(plan, x, h0, None, False, variant)
-        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), variant
+    check(plan, x, h0)
 
 
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
@@ -212,10 +187,7 @@ def test_one_row_of_many_steps(config, reverse):
         x = torch.randint(plan.x.lo, plan.x.hi + 1, (T, 1, 17)).to(plan.x.container)
         h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (1, 70)).to(plan.h.container)
         for lengths in (None, torch.tensor([T - 2])):
-            expected = reference.run(plan, x, h0, lengths, reverse)
-            for variant in NATIVE:
-                got = executor.run(plan, x, h0, lengths, reverse, variant)
-                assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), variant
+            check(plan, x, h0, lengths, reverse)
 
 
 def test_one_far_from_the_width():
@@ -226,9 +198,7 @@ def test_one_far_from_the_width():
     plan = gru._plan().cells[0][0]
     x = torch.randint(-128, 128, (20, 8, 8))
     h0 = torch.randint(-128, 128, (8, 16))
-    expected = reference.run(plan, x, h0)[0]
-    for variant in NATIVE:
-        assert torch.equal(executor.run(plan, x, h0, None, False, variant)[0], expected)
+    check(plan, x, h0)
 
 
 def test_multipliers_that_no_rounded_double_can_be_scaled_by():
@@ -247,10 +217,7 @@ def test_multipliers_that_no_rounded_double_can_be_scaled_by():
         seen += odd and all(s.tier != "d" for s in sums)
         x = torch.randint(plan.x.lo, plan.x.hi + 1, (5, 8, 8))
         h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (8, 16))
-        expected = reference.run(plan, x, h0)[0]
-        for variant in NATIVE:
-            found = executor.run(plan, x, h0, None, False, variant)[0]
-            assert torch.equal(found, expected), variant
+        check(plan, x, h0)
     assert seen
 
 

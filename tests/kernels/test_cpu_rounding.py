@@ -6,19 +6,18 @@ import random
 import pytest
 import torch
 from bits import same_bits
+from native_runs import NATIVE, check
 from random_plans import random_case
 from test_cpu_backward import ALL, assert_close, calibrated, random_drawn
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.config.fields import ROUNDINGS
-from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import straight_through
 from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cpu.backward import backward
 
 pytestmark = pytest.mark.slow
 
-NATIVE = executor.choices()[:-1]
 RULES = [rule for rule in ROUNDINGS if rule != "half_even"]
 SWEEP = {"w8a8": 25, "w8a16": 25, "w16a16": 20, "mixed": 25, "wide": 15}
 GRADIENTS = {"w8a8": 15, "w8a16": 20, "w16a16": 15, "mixed": 15}
@@ -30,13 +29,7 @@ GRADIENTS = {"w8a8": 15, "w8a16": 20, "w16a16": 15, "mixed": 15}
 def test_random_plans(rule, kind):
     for seed in range(SWEEP[kind]):
         case = random_case(seed, kind, rule)
-        expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
-        for variant in NATIVE:
-            got = executor.run(
-                case.plan, case.x, case.h0, case.lengths, case.reverse, variant, 1 + seed % 2
-            )
-            for ours, theirs in zip(got, expected, strict=True):
-                assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
+        check(case.plan, case.x, case.h0, case.lengths, case.reverse, [1 + seed % 2], seed)
 
 
 @pytest.mark.usefixtures("cheap_threads")
@@ -95,10 +88,7 @@ def test_all_codes_times_all_weights(rule, exponent, scale_kind):
     x = torch.arange(plan.x.lo, plan.x.hi + 1)[None, :, None].repeat(2, 1, 1)
     h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (x.shape[1], plan.hidden_size))
     x, h0 = x.to(plan.x.container), h0.to(plan.h.container)
-    expected = reference.run(plan, x, h0)[0]
-    for variant in NATIVE:
-        got = executor.run(plan, x, h0, None, False, variant, 1)[0]
-        assert torch.equal(got, expected), variant
+    check(plan, x, h0)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -120,9 +110,7 @@ def test_accumulators_about_the_limit_of_a_multiplier(rule, inputs):
     towards = torch.where(plan.weights.W.sum(0) > 0, plan.x.hi, plan.x.lo)
     x = torch.where(kept, towards, x).to(plan.x.container)
     h0 = torch.zeros(300, 16, dtype=plan.h.container)
-    expected = reference.run(plan, x, h0)[0]
-    for variant in NATIVE:
-        assert torch.equal(executor.run(plan, x, h0, None, False, variant, 1)[0], expected)
+    check(plan, x, h0)
 
 
 @pytest.mark.parametrize("rule", ROUNDINGS)
@@ -144,9 +132,7 @@ def test_sums_far_beyond_their_limits(rule):
     assert plan.frozen.sums["gate.g_pre"].shift == -10
     x = torch.randint(plan.x.lo, plan.x.hi + 1, (4, 200, 8)).to(plan.x.container)
     h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (200, 64)).to(plan.h.container)
-    expected = reference.run(plan, x, h0)[0]
-    for variant in NATIVE:
-        assert torch.equal(executor.run(plan, x, h0, None, False, variant, 1)[0], expected), variant
+    check(plan, x, h0)
 
 
 @pytest.mark.parametrize("rule", RULES)

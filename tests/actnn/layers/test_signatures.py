@@ -101,7 +101,7 @@ def test_a_forward_looks_like_that_of_the_model(mixin, kind):
 def test_forwards_stay_after_compress_fit_and_uncompress():
     model, x = (
         nn.Sequential(*(Block() for _ in range(3)), nn.Linear(32, 4)),
-        torch.randn(64, 16, 32),
+        torch.randn(16, 16, 32),
     )
     before = [seen(module) for module in model.modules()]
     actnn.compress(model, bits=4)

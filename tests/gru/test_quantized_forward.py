@@ -118,23 +118,16 @@ def test_chunks_are_the_whole(config, layers):
     same(state, h_n)
 
 
-def test_chunks_of_more_steps_than_are_projected_at_once():
-    gru = quantized(hidden_size=2)
-    x = seeded(70, 1, C)
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"hidden_size": 2}, 70), ({"config": QuantConfig.int8().replace("h", bitwidth=24)}, 7)],
+    ids=["more steps than are projected at once", "states of 24 bits"],
+)
+def test_two_chunks_are_the_whole(options, steps):
+    gru, x = quantized(**options), seeded(steps, 2, C)
     y, h_n = gru(x)
-    first, state = gru(x[:33])
-    second, last = gru(x[33:], state)
-    same(torch.cat([first, second]), y)
-    same(last, h_n)
-
-
-def test_24_bit_states_survive_as_hx():
-    config = QuantConfig.int8().replace("h", bitwidth=24)
-    gru = quantized(config)
-    x = seeded(6, 2, C)
-    y, h_n = gru(x)
-    first, state = gru(x[:3])
-    second, last = gru(x[3:], state)
+    first, state = gru(x[: steps // 2 - 2])
+    second, last = gru(x[steps // 2 - 2 :], state)
     same(torch.cat([first, second]), y)
     same(last, h_n)
 
@@ -702,34 +695,25 @@ def test_weight_changes_are_followed_in_eval(change):
     same(frozen(x)[0], after[0])
 
 
+WITHOUT_TRACE = (from_one_vector_again_and_again, through_data)
+
+
 @pytest.mark.parametrize(
-    "change", [changed_in_place, loaded, from_a_vector], ids=lambda c: c.__name__
+    "change",
+    [changed_in_place, loaded, from_a_vector, *WITHOUT_TRACE],
+    ids=lambda c: c.__name__,
 )
 @pytest.mark.parametrize("why", ["no_grad", "frozen weights"])
 def test_weight_changes_are_followed_without_gradients(change, why):
-    gru = quantized(num_layers=2).requires_grad_(why == "no_grad")
-    x = seeded(4, 2, C)
-    with torch.set_grad_enabled(why != "no_grad"):
-        before = gru(x)[0]
-        change(gru)
-        after = gru(x)[0]
-        assert not torch.equal(before, after)
-        same(copy.deepcopy(gru)(x)[0], after)
-
-
-@pytest.mark.parametrize(
-    "change", [from_one_vector_again_and_again, through_data], ids=lambda c: c.__name__
-)
-@pytest.mark.parametrize("why", ["no_grad", "frozen weights"])
-def test_changes_that_leave_no_trace_are_followed_after_eval(change, why):
-    """Averaged weights, for one, are often copied in through `.data` between two evaluations."""
+    """Those without a trace after eval: averaged weights are often copied in through `.data`."""
     gru = quantized(num_layers=2).requires_grad_(why == "no_grad")
     model = nn.Sequential(gru)
     x = seeded(4, 2, C)
     with torch.set_grad_enabled(why != "no_grad"):
         before = gru(x)[0]
         change(gru)
-        model.eval()
+        if change in WITHOUT_TRACE:
+            model.eval()
         after = gru(x)[0]
         assert not torch.equal(before, after)
         same(copy.deepcopy(gru)(x)[0], after)

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.errors import QuantGRUWarning, caller_stacklevel
 from quant_gru.execution.layers import run_real
+from quant_gru.execution.sequence_layout import packing_on
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
@@ -70,6 +72,7 @@ class PreparedCall:
         self.differentiated: Any = None
         self.captured = False
         self._device = plan.cells[0][0].weights.W.device
+        self._packing_of = packing_on(self._device)
         self._thread = threading.get_ident()
         self._stack: Stack | None = None
         self._native: Any = None
@@ -147,13 +150,14 @@ class PreparedCall:
         lengths: Tensor | None,
         batch_first: bool,
         packing: Packing | None = None,
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Any, Tensor] | None:
         """Run a whole call in native code, if only its tensors need checks.
 
         Args:
             weights: All weights of the module now.
             x: The input of the call. Accepted are tensors (T, N, C), (N, T, C) if `batch_first`, or
-                (rows, C) if packed, on the plan's device, with a dtype of `FLOATS`.
+                (rows, C) if packed, on the plan's device, with a dtype of `FLOATS`, and a
+                PackedSequence of such rows.
             hx: (states, N, H), likewise, or None.
             lengths: int64 (N,), contiguous on the plan's device, or None.
             batch_first: Whether N comes before T; False if rows are packed.
@@ -168,6 +172,10 @@ class PreparedCall:
             return None
         if self.live and not self._may_update():
             return None
+        if type(x) is PackedSequence:
+            packing = self._packing_of(x)
+            found = packing and self.start(weights, x.data, hx, None, False, packing)
+            return found and (PackedSequence._make((found[0], *x[1:])), found[1])
         rows_first = batch_first
         if self.live and batch_first and isinstance(x, Tensor) and x.dim() == 3:
             # autograd records the transposed input

@@ -9,7 +9,9 @@ from enum import Enum
 from typing import Any, overload
 
 from torch import Tensor, dtype
+from torch.nn.utils.rnn import PackedSequence
 
+from quant_gru.integer.call_form import Packing
 from quant_gru.kernel_runtime._native import Fields, Launches
 
 class Layer:
@@ -217,13 +219,26 @@ class PreparedCallGPU(PreparedCall):
     ) -> None: ...
     def add(self, key: FormKey, call: Call, /) -> None: ...
 
-# returns the rows of the first step, the rows of all steps, and the first step with a wrong size,
-# or -1
-def packed_rows(batch_sizes: int, T: int, /) -> tuple[int, int, int]: ...
+# returns the rows of the first step, the rows of all steps, the first step with a wrong size or -1,
+# and a copy of the sizes
+def packed_rows(batch_sizes: int, T: int, /) -> tuple[int, int, int, bytes]: ...
 
 # returns the first of N indices that is not in 0..N-1, or -1
 def wrong_index(indices: int, N: int, /) -> int: ...
-def packed_layout(batch_sizes: int, T: int, N: int, to: int, /) -> None: ...
+def packed_layout(sizes: bytes, N: int, to: int, /) -> None: ...
+
+class PackingOf:
+    """Finds the packing of a PackedSequence, see bindings/packed_rows.hpp."""
+
+    def __init__(
+        self,
+        tensor: type[Tensor],
+        device: int,
+        layout: Callable[[bytes, int], Tensor],
+        make: type[Packing],
+        /,
+    ) -> None: ...
+    def __call__(self, packed: PackedSequence, /) -> Packing | None: ...
 
 class Stream:
     """A stack that runs step by step, with its states in the caller's memory.
@@ -346,8 +361,6 @@ class Call:
         /,
     ) -> tuple[Tensor, ...]: ...
 
-# T, N, layout, sorted and unsorted indices
-Packing = tuple[int, int, Tensor, Tensor | None, Tensor | None]
 # shape, strides and dtype of a tensor; an empty shape if the tensor is absent
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 

@@ -65,6 +65,9 @@ class Tensors {
     Place place(PyObject *tensor) const;
     // Describes a strided tensor on a CPU or GPU; false for others.
     bool describe(PyObject *tensor, Description &to) const;
+    // Whether `o` is exactly of this type, and contiguous int64 with one dimension, on any device.
+    // False if torch has no table of functions.
+    bool are_indices(PyObject *o, Description &to) const;
     // Whether a Tensor has this address, dtype and layout.
     bool is_at(PyObject *tensor, const Place &place) const;
     bool is_contiguous(PyObject *tensor) const { return holds_true(is_contiguous_.call(tensor)); }

@@ -116,23 +116,17 @@ void make_prepared_step(PreparedStepGPU *self, const PreparedNumbers &sizes,
         PreparedStepGPU({device, states, C, H}, guard, torch, changes, most, std::move(fail));
 }
 
-// Returns the fields of PackedRows.
-std::tuple<int64_t, int64_t, int64_t> find_packed_rows(uintptr_t batch_sizes, int64_t T) {
-    const PackedRows found = packed_rows(reinterpret_cast<const int64_t *>(batch_sizes), T);
-    return {found.N, found.rows, found.wrong};
+// Returns the fields of PackedRows, and a copy of the sizes.
+std::tuple<int64_t, int64_t, int64_t, nb::bytes> find_packed_rows(uintptr_t batch_sizes,
+                                                                  int64_t T) {
+    const auto *sizes = reinterpret_cast<const int64_t *>(batch_sizes);
+    const PackedRows found = packed_rows(sizes, T);
+    return {found.N, found.rows, found.wrong, nb::bytes(sizes, static_cast<size_t>(T) * 8)};
 }
 
-// Returns the first of N indices that is not in 0..N-1, or -1.
-int64_t wrong_index(uintptr_t indices, int64_t N) {
-    const auto *all = reinterpret_cast<const int64_t *>(indices);
-    for (int64_t i = 0; i < N; ++i)
-        if (all[i] < 0 || all[i] >= N) return i;
-    return -1;
-}
-
-void write_packed_layout(uintptr_t batch_sizes, int64_t T, int64_t N, uintptr_t to) {
-    packed_layout(reinterpret_cast<const int64_t *>(batch_sizes), T, N,
-                  reinterpret_cast<int64_t *>(to));
+void write_packed_layout(const nb::bytes &sizes, int64_t N, uintptr_t to) {
+    packed_layout(static_cast<const int64_t *>(sizes.data()),
+                  static_cast<int64_t>(sizes.size() / 8), N, reinterpret_cast<int64_t *>(to));
 }
 
 }  // namespace
@@ -190,8 +184,13 @@ NB_MODULE(_native, m) {
         .def("__init__", &make_prepared_gpu, nb::keep_alive<1, 3>())
         .def("add", &PreparedCallGPU::add);
     m.def("packed_rows", &find_packed_rows);
-    m.def("wrong_index", &wrong_index);
+    m.def("wrong_index", [](uintptr_t indices, int64_t N) {
+        return wrong_index(reinterpret_cast<const int64_t *>(indices), N);
+    });
     m.def("packed_layout", &write_packed_layout);
+    nb::class_<PackingOf>(m, "PackingOf")
+        .def(nb::init<const nb::object &, int64_t, nb::object, nb::object>())
+        .def("__call__", &PackingOf::operator());
     nb::class_<Steps>(m, "Steps")
         .def(nb::init<const std::vector<nb::object> &, std::vector<Fields *>, nb::object,
                       nb::object>())

@@ -10,13 +10,12 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 from quant_gru.kernels._native import Epilogue, WeightStationary, choose_tile
-from quant_gru.kernels.cuda.plan.structure import byte_offset
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from derived import exact_of
+from derived import byte_offset, exact_of
 from host_machine import COMPILER
 from projection_blocks import (
     LARGE_TILE,

@@ -26,7 +26,7 @@ from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels.cuda.weights.contents import Contents
 from quant_gru.kernels.dispatch import Stack, executor_of
-from quant_gru.kernels.live_weights import LiveWeights, all_live, launched_update, native_update
+from quant_gru.kernels.live_weights import LiveWeights, all_live, launched_updates, native_update
 
 SILENT_WRITE = (
     "Expected writes to weights that PyTorch records, got one that it does not, such as a "
@@ -228,8 +228,8 @@ class PreparedCall:
         else:
             found = run_real(self.plan, x, hx, None, None, None, packing, dtype)
         if self._prepare_step is not None and not capturing(self._device):
-            update = launched_update(self.live, self._cells)
-            self._prepare_step(self._native, update, x, hx, packing, dtype, made)
+            updates = launched_updates(self.live, self._cells)
+            self._prepare_step(self._native, updates, x, hx, packing, dtype, made)
         return found
 
     def _may_update(self) -> bool:

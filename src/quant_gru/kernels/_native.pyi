@@ -85,7 +85,6 @@ class CPUBackward:
         self,
         x: Tensor,
         h0: Tensor | None,
-        lengths: Tensor | None,
         outs: Sequence[Tensor],
         nan: Tensor,
         grad_y: Tensor | None,
@@ -370,7 +369,7 @@ class GPUBackward:
     def __init__(
         self,
         steps: Steps,
-        sizes: tuple[int, int, int, int, bool, bool, int, int],
+        sizes: tuple[int, int, int, int, bool, int, int],
         layouts: Sequence[Layout],
         makers: Sequence[Callable[..., Tensor] | None],
         torch: tuple[type[Tensor], Callable[[], int], Streams, Callable[[], bool]],
@@ -380,7 +379,6 @@ class GPUBackward:
         self,
         x: Tensor,
         h0: Tensor | None,
-        lengths: Tensor | None,
         outs: Sequence[Tensor],
         nan: Tensor,
         grad_y: Tensor | None,
@@ -833,12 +831,9 @@ def layer_backward_of(
 
 # addresses of arrays, containers of W and R, and addresses of their numbers from W to kh
 BackwardCell = tuple[CellNumbers, tuple[int, int], tuple[int, ...]]
-# T, N, whether there are lengths, and whether rows are packed; dtype and strides of steps, rows and
-# units of x, h0, and the gradients of the output and the last states; dtype of gradients of
-# weights; wanted gradients
-BackwardForm = tuple[
-    int, int, bool, bool, tuple[tuple[int, int, int, int] | None, ...], int, Sequence[bool]
-]
+# T, N, and whether rows are packed; layouts of x, h0, and the gradients of the output and the last
+# states; dtype of gradients of weights; wanted gradients
+BackwardForm = tuple[int, int, bool, Sequence[Layout], int, Sequence[bool]]
 
 # zero: address of a float32 zero. precision: as for `layer_backward_of`. Returns steps, and bytes
 # of the workspace. For their tensors see `GRUTensor` in cuda/host/gru_backward.hpp.

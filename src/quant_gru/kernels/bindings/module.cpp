@@ -62,28 +62,25 @@ nb::object run_call(Call &call, const nb::object &x, const nb::object &h0,
     return call.run(all, nullptr);
 }
 
-// Device, bytes of workspace, maximum bytes to keep, cells, whether there are lengths, whether rows
-// are packed, T, N.
-using BackwardNumbers =
-    std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t>;
+// Device, bytes of workspace, maximum bytes to keep, cells, whether rows are packed, T, N.
+using BackwardNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, int64_t, int64_t>;
 using Dimensions = std::vector<int64_t>;
 
 void make_gpu_backward(GPUBackward *self, Steps &steps, const BackwardNumbers &sizes,
                        const std::vector<std::tuple<Dimensions, Dimensions, int>> &layouts,
                        const std::vector<nb::object> &makers, const nb::tuple &torch) {
-    const auto &[device, space, most, cells, has_lengths, is_packed, T, N] = sizes;
+    const auto &[device, space, most, cells, is_packed, T, N] = sizes;
     std::vector<GPUBackward::Layout> found;
     for (const auto &[shape, strides, kind] : layouts)
         found.push_back({shape, strides, static_cast<Float>(kind)});
-    new (self) GPUBackward(steps, {device, space, most, cells, has_lengths, is_packed, T, N},
-                           std::move(found), makers, torch);
+    new (self) GPUBackward(steps, {device, space, most, cells, is_packed, T, N}, std::move(found),
+                           makers, torch);
 }
 
 nb::object run_gpu_backward(GPUBackward &call, const nb::object &x, const nb::object &h0,
-                            const nb::object &lengths, const nb::object &outs,
-                            const nb::object &nan, const nb::object &grad_y,
+                            const nb::object &outs, const nb::object &nan, const nb::object &grad_y,
                             const nb::object &grad_last, const nb::object &packing) {
-    return call.run({x, h0, lengths, outs, nan, grad_y, grad_last, packing});
+    return call.run({x, h0, outs, nan, grad_y, grad_last, packing});
 }
 
 void watch_contents(WeightGuard &guard, nb::object looks, uintptr_t found, int32_t mark,
@@ -201,7 +198,7 @@ NB_MODULE(_native, m) {
              nb::arg().none() = nb::none());
     nb::class_<GPUBackward>(m, "GPUBackward")
         .def("__init__", &make_gpu_backward, nb::keep_alive<1, 2>())
-        .def("run", &run_gpu_backward, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
-             nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none() = nb::none())
+        .def("run", &run_gpu_backward, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none() = nb::none())
         .def("forget", &GPUBackward::forget);
 }

@@ -42,7 +42,18 @@ def same(ours, theirs):
     assert all(map(torch.equal, ours, theirs))
 
 
+@pytest.fixture(params=["table", "attributes"])
+def looks(request, monkeypatch):
+    """Native code looks at tensors through torch's table of functions, or without it."""
+    if request.param == "attributes":
+        monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
+    packing_on.cache_clear()
+    yield
+    packing_on.cache_clear()
+
+
 @needs_native
+@pytest.mark.usefixtures("looks")
 @pytest.mark.parametrize("kind", ["train", "eval", "no_grad", "frozen"])
 @pytest.mark.parametrize("with_hx", [False, True])
 def test_native_code_takes_packed_sequences(monkeypatch, kind, with_hx):
@@ -81,6 +92,7 @@ def test_batch_sizes_are_read_at_each_call(trains):
     same(results[1], results[5])
 
 
+@pytest.mark.usefixtures("looks")
 def test_what_a_prepared_call_does_not_take():
     gru, sequence = quantized().eval(), packed()
     for _ in range(3):
@@ -93,6 +105,7 @@ def test_what_a_prepared_call_does_not_take():
     wrong = {
         "not to be negative and not to grow": {"batch_sizes": sizes.flip(0)},
         "int64 of shape": {"batch_sizes": sizes.int()},
+        "got torch.uint64": {"batch_sizes": sizes.view(torch.uint64)},
         "10 rows": {"data": sequence.data[:-1]},
         "sorted_indices .* in 0..2": {"sorted_indices": order + 1},
         "sorted_indices .* int64 of shape": {"sorted_indices": order[:2]},

@@ -83,6 +83,7 @@ bool Description::is_dense() const {
 Tensors::Tensors(const nb::handle &type, int64_t device)
     : device_(device),
       type_(nb::borrow(type)),
+      int64_(nb::module_::import_("torch").attr("int64")),
       strided_(nb::module_::import_("torch").attr("strided")),
       dtype_(type, "dtype"),
       layout_(type, "layout"),
@@ -156,7 +157,8 @@ bool Tensors::describe(PyObject *tensor, Description &to) const {
 
 bool Tensors::are_indices(PyObject *o, Description &to) const {
     return reinterpret_cast<PyObject *>(Py_TYPE(o)) == type_.ptr() && describe(o, to) &&
-           to.kind == dtype_number(kInt, 64, 1) && to.dimensions == 1 && to.is_contiguous();
+           (to.kind == dtype_number(kInt, 64, 1) || (!to.kind && dtype_.of(o).is(int64_))) &&
+           to.dimensions == 1 && to.is_contiguous();
 }
 
 bool Tensors::is_here(const Look &found) const {

@@ -152,26 +152,29 @@ def _layout(device: torch.device, sizes: bytes, N: int) -> Tensor:
             "Expected a tensor while a CUDA graph is captured, got a PackedSequence: its "
             "batch_sizes are read on the host, which a replay does not do"
         )
+    if torch.compiler.is_compiling():
+        return _made_layout(device, sizes, N)
     # on another stream the copy may not have happened yet
     stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
-    is_small = N + len(sizes) // 8 < _MOST_KEPT
-    return (_kept_layout if is_small else _kept_layout.__wrapped__)(device, stream, sizes, N)
+    is_kept = N + len(sizes) // 8 < _MOST_KEPT
+    return (_kept_layout if is_kept else _plain_layout)(device, stream, sizes, N)
 
 
-@lru_cache(maxsize=32)
-def _kept_layout(device: torch.device, stream: int, sizes: bytes, N: int) -> Tensor:
-    """Make the layout of a `Packing`. Sequences of the same sizes share it."""
-    # a plain tensor for later calls, too, whatever records or transforms this one
+def _plain_layout(device: torch.device, stream: int, sizes: bytes, N: int) -> Tensor:
+    """Make a layout that is a plain tensor, whatever records or transforms this call."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
-        # an explicit device, as PyTorch's default device may differ
-        layout = torch.empty(
-            N + len(sizes) // 8 + 1,
-            dtype=torch.int64,
-            device="cpu",
-            pin_memory=device.type == "cuda",
-        )
-        _native.packed_layout(sizes, N, _address("batch_sizes", layout))
-        return layout.to(device, non_blocking=True)
+        return _made_layout(device, sizes, N)
+
+
+_kept_layout = lru_cache(maxsize=32)(_plain_layout)  # sequences of the same sizes share it
+
+
+def _made_layout(device: torch.device, sizes: bytes, N: int) -> Tensor:
+    T, is_gpu = len(sizes) // 8, device.type == "cuda"
+    # an explicit device, as PyTorch's default device may differ
+    layout = torch.empty(N + T + 1, dtype=torch.int64, device="cpu", pin_memory=is_gpu)
+    _native.packed_layout(sizes, N, _address("batch_sizes", layout))
+    return layout.to(device, non_blocking=True)
 
 
 def _address(name: str, values: Tensor) -> int:

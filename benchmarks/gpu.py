@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py [--config int8] [--repeats 20] [--shapes 3]
     python benchmarks/gpu.py --steps
+    python benchmarks/gpu.py --launches [--shapes 3]
 
 Whole calls of QuantGRU, quantize and dequantize included, one after the other, as Python makes them
 (eager) and replayed from a CUDA graph. `cuDNN` is nn.GRU, the best of TF32, float16 and bfloat16.
@@ -14,13 +15,21 @@ through memory, each at the rate measured on an H200 when nothing else is done. 
 `steps` are the time on the GPU of each part of an eager call, by the profiler: parts that overlap
 add up to more than a call. `adds` is what a call in a graph takes longer than its recurrence alone,
 in a graph of the same call without all that comes before.
+
+`--launches` measures eager calls whose launches become graphs by themselves, and in another process
+with QUANT_GRU_CUDA_GRAPHS=0 calls whose launches do not: GRUs of one layer, and of two layers and
+both directions. It also prints the memory that graphs take on the GPU for 60 lengths of the latter.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
+import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -52,6 +61,12 @@ SHAPES = [
     (32, 1000, 80, 256),
     (512, 20, 100, 100),
 ]
+
+STACKS: dict[str, dict[str, Any]] = {
+    "one layer": {},
+    "two layers, both directions": {"num_layers": 2, "bidirectional": True},
+}
+LENGTHS = range(41, 101)
 
 Engine = Callable[[], object]
 
@@ -341,6 +356,70 @@ def step_alone(N: int, H: int, config: QuantConfig) -> float:
     return (times[1] - times[0]) / 800
 
 
+def used() -> int:
+    """Bytes in use on the GPU, but for those that PyTorch keeps for later."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def own_launches(args: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds of calls of each stack and shape in this process, and bytes of many lengths."""
+    found: dict[str, Any] = {}
+    for stack, options in STACKS.items():
+        times = found[stack] = []
+        for N, T, C, H in SHAPES[: args.shapes]:
+            torch.manual_seed(0)
+            gru = QuantGRU(C, H, config=CONFIGS[args.config], **options)
+            x = torch.randn(T, N, C, device="cuda")
+            quantized(gru, x)
+            times.append(medians({"ours": lambda gru=gru, x=x: gru(x)}, args.repeats)["ours"])  # type: ignore[misc]
+    gru = QuantGRU(64, 128, config=CONFIGS[args.config], **STACKS["two layers, both directions"])
+    x = torch.randn(LENGTHS.stop, 32, 64, device="cuda")
+    quantized(gru, x)
+
+    def run(T: int) -> None:
+        for _ in range(8):  # they are recorded at the third
+            gru(x[:T])
+
+    run(LENGTHS.stop)
+    before = used()
+    for T in LENGTHS:
+        run(T)
+    found["bytes"] = used() - before
+    return found
+
+
+def in_a_process(graphs: str) -> dict[str, Any]:
+    """The result of `own_launches` in a process of its own."""
+    command = [sys.executable, *sys.argv, "--launches", "here"]
+    result = subprocess.run(
+        command,
+        env={**os.environ, "QUANT_GRU_CUDA_GRAPHS": graphs},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def compare_launches(args: argparse.Namespace) -> None:
+    """Print calls with and without graphs of launches, and the memory that graphs take."""
+    without, graphs = in_a_process("0"), in_a_process("1")
+    for stack in STACKS:
+        print(f"{stack}\n{'N,T,C,H':>16} {'launches':>9} {'graphs':>9} {'ratio':>8}")
+        ratios = []
+        for shape, old, new in zip(SHAPES, without[stack], graphs[stack], strict=False):
+            ratios.append(new / old)
+            print(f"{','.join(map(str, shape)):>16} {old:9.1f} {new:9.1f} {new / old:7.2f}x")
+        if ratios:
+            print(f"geometric mean: {statistics.geometric_mean(ratios):.2f}x")
+    took = (graphs["bytes"] - without["bytes"]) / 2**20
+    print(f"graphs of {len(LENGTHS)} lengths of GRU(64, 128), {stack}: {took:.1f} MiB")
+
+
 def main() -> None:
     """Measure all shapes and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -348,12 +427,26 @@ def main() -> None:
     parser.add_argument("--config", choices=CONFIGS, default="int8")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first ones")
     parser.add_argument("--steps", action="store_true", help="of the recurrence alone")
+    parser.add_argument(
+        "--launches",
+        nargs="?",
+        const="both",
+        choices=["both", "here"],
+        help="as graphs of their own and without; here: numbers of this process alone, as JSON",
+    )
     args = parser.parse_args()
+    if args.launches == "here":
+        with torch.no_grad():
+            print(json.dumps(own_launches(args)))
+        return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     print(
         f"{torch.cuda.get_device_name()}; torch {torch.__version__}; NVRTC {compiler.version()}; "
         f"{args.config}; medians of {args.repeats}, us"
     )
+    if args.launches:
+        compare_launches(args)
+        return
     if args.steps:
         with torch.no_grad():
             for N in (1, 8):

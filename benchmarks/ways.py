@@ -8,23 +8,26 @@ the best of TF32, float16 and bfloat16 where the way leaves the dtype open). `of
 over that of the plain call; for training the plain call is a step, forward and backward. Behind a
 Linear in autocast it stands against the same Linear in autocast with a plain call beside it. `at
 most` is what the project allows a way to take. Lengths are drawn from T / 2 to T and not sorted.
+`new lengths` has other ones, of as many rows, at each call, as batches of training have.
 `--graphs` measures calls that were captured in CUDA graphs instead.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import cpu
 import gpu
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from quant_gru import QuantConfig, QuantGRU
 
@@ -33,6 +36,7 @@ GPU_SIZES: list[Sizes] = [(32, 50, 64, 128), (32, 200, 128, 256)]
 CPU_SIZES: list[Sizes] = [(1, 1, 40, 64), (32, 100, 64, 128)]
 Run = Callable[[], object]
 LOW, HALF, DOUBLE = torch.bfloat16, torch.float16, torch.float64
+NEW_LENGTHS = 48  # more than layouts are kept of
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ INFERENCE = {
     "frozen": Way(how="frozen"),
     "eval, gradients on": Way(how="gradients", more=40.0, times=1.0),
     "packed": Way(how="packed", more=40.0, times=1.0),
+    "packed, new lengths": Way(how="new lengths", more=40.0, times=1.0),
     "packed, bidirectional": Way({"bidirectional": True}, how="packed", more=40.0, times=2.0),
     "bidirectional": Way({"bidirectional": True}, more=0.0, times=2.0),
     "two layers": Way({"num_layers": 2}, more=0.0, times=2.2),
@@ -85,6 +90,7 @@ TRAINING = {
     "train, bfloat16 module": Way(dtype=LOW, module=LOW, more=0.0),
     "train, autocast": Way(how="autocast", more=0.0),
     "train, packed": Way(how="packed", more=40.0, times=1.0),
+    "train, packed, new lengths": Way(how="new lengths", more=40.0, times=1.0),
     "train, two layers": Way({"num_layers": 2}, more=0.0, times=2.2),
     "train, bidirectional": Way({"bidirectional": True}, more=0.0, times=2.0),
     "train, torch.compile": Way(how="compiled", more=0.0, times=1.0),
@@ -103,14 +109,28 @@ class Beside(nn.Module):
         return (*self.gru(x), self.linear(x))
 
 
+def packed_anew(x: Tensor, index: int) -> PackedSequence:
+    """Rows of x packed with other lengths for each index, and always as many steps in all."""
+    T, N, _ = x.shape
+    draw, steps = random.Random(index), -(-3 * T // 4) * N
+    lengths = [T, *(draw.randint(max(T // 2, 1), T) for _ in range(N - 1))]
+    while N > 1 and sum(lengths) != steps:
+        row, change = draw.randrange(1, N), 1 if sum(lengths) < steps else -1
+        lengths[row] = min(max(lengths[row] + change, 1), T)
+    return pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
+
+
 def call_of(way: Way, gru: nn.Module, x: Tensor, context: type[Any]) -> Run:
     """A call of a GRU the way it says, whose input stands for (T, N, C)."""
     T, N, C = x.shape
+    batches: Iterator[tuple[Any, ...]] | None = None
     given: tuple[Any, ...] = (x.transpose(0, 1).contiguous() if gru.batch_first else x,)
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     if way.how == "packed":
         lengths = torch.randint(max(T // 2, 1), T + 1, (N,))
         given = (pack_padded_sequence(x, lengths, enforce_sorted=False),)
+    elif way.how == "new lengths":
+        batches = cycle([(packed_anew(x, index),) for index in range(NEW_LENGTHS)])
     elif way.how == "NaN":
         given = (x.index_put((torch.tensor(T // 2), torch.tensor(0)), torch.tensor(torch.nan)),)
     elif way.how == "unbatched":
@@ -129,7 +149,7 @@ def call_of(way: Way, gru: nn.Module, x: Tensor, context: type[Any]) -> Run:
 
     def run() -> object:
         with context(), around():
-            return gru(*given)
+            return gru(*(given if batches is None else next(batches)))
 
     return run
 

@@ -3,10 +3,15 @@
 import torch
 
 from quant_gru.integer.weights import power_of_two
-from quant_gru.kernels.cuda.plan.structure import byte_offset, form_of, planes_of
+from quant_gru.kernels.cuda.plan.structure import form_of, planes_of
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 
 MAGIC = 12582912.0  # Magic<float>::number() in gates/arithmetic.cuh
+
+
+def byte_offset(q):
+    """What is subtracted from codes to fit signed 8 or 16 bits."""
+    return 0 if q.signed else 1 << (7 if q.bits <= 8 else 15)
 
 
 def ours(plan, machine, sizes=()):

@@ -340,14 +340,14 @@ def test_pieces_of_time_give_the_gradients_of_the_whole(host, monkeypatch, steps
 def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
     (plan,) = plans_of(64, 64)
     tape = random_tape(plan, 12, 8)
-    precision = inputs.PRECISIONS["bf16"]
-    assert time_chunks.most_steps(tape, precision, 1) > 12
+    sizes, precision = (8, plan.input_size, plan.hidden_size), inputs.PRECISIONS["bf16"]
+    assert time_chunks.most_steps(*sizes, precision, 1) > 12
     monkeypatch.setattr(time_chunks, "MOST_BYTES", 120000)
     # sums of integers have a bound of their own
     monkeypatch.setattr(POLICY, "product_bytes", 1)
-    steps = time_chunks.most_steps(tape, precision, 1)
+    steps = time_chunks.most_steps(*sizes, precision, 1)
     assert 2 < steps < 12
-    assert time_chunks.most_steps(tape, precision, 2) == steps // 2
+    assert time_chunks.most_steps(*sizes, precision, 2) == steps // 2
 
     def size(tape):
         one = inputs.Call(tape, None, None)
@@ -357,7 +357,7 @@ def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
     per_step = (size(tape) - size(next(time_chunks.pieces(tape, None, 1))[0])) / 11
     assert 0.9 * 120000 / (steps + 1) <= per_step <= 1.1 * 120000 / steps
     monkeypatch.setattr(time_chunks, "MOST_BYTES", 1)
-    assert time_chunks.most_steps(tape, precision, 1) == 1
+    assert time_chunks.most_steps(*sizes, precision, 1) == 1
 
 
 def test_integer_products_in_chunks(host, monkeypatch):

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 from bits import assert_same_bits
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernel_runtime.cuda import driver
@@ -156,9 +156,11 @@ def test_weights_are_moved(calls):
     assert "start" in calls
 
 
-def test_two_streams(calls):
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_two_streams(calls, is_packed):
     gru = made(24, 40).train()
     x = torch.randn(9, 6, 24, device="cuda")
+    x = pack_padded_sequence(x, [9, 9, 7, 4, 4, 1]) if is_packed else x
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
     expected = step(copy.deepcopy(gru), x)
     for _ in range(STEPS):
@@ -250,14 +252,20 @@ def test_graphs_are_recorded_while_another_thread_captures(calls):
     assert not errors
 
 
-def test_a_training_loop_starts_graphs(calls):
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_training_loop_starts_graphs(calls, is_packed):
     """Those of the update of weights, the forward and the backward, from the third step on."""
     gru = made(16, 32).train()
     x, grad = torch.randn(10, 8, 16, device="cuda"), torch.randn(10, 8, 32, device="cuda")
+    if is_packed:
+        x = pack_padded_sequence(x, range(10, 2, -1))
+        grad = grad.flatten(0, 1)[: len(x.data)]
     optimizer = torch.optim.SGD(gru.parameters(), 0.01)
     for _ in range(30):
         optimizer.zero_grad()
-        gru(x)[0].backward(grad)
+        y = gru(x)[0]
+        (y.data if is_packed else y).backward(grad)
+        del y
         optimizer.step()
     assert calls.count("start") >= 75
     assert 3 <= calls.count("begin") <= 8

@@ -4,6 +4,7 @@ import gc
 import random
 import sys
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from quant_gru.autograd.backward_pass import (
 )
 from quant_gru.execution.layers import run_real
 from quant_gru.integer.backward import Kept
-from quant_gru.integer.call_form import FLOATS
+from quant_gru.integer.call_form import FLOATS, inward, outward
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
@@ -86,11 +87,15 @@ class Forward:
 
     def __init__(self, gru, x, h0=None, lengths=None, precision="bf16"):
         kept = Kept()
+        self.packing = None
+        if lengths is not None:
+            packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+            x, self.packing = packed.data, gru._normalize(packed, h0).packing
         with torch.no_grad():
             self.plan = gru._plan()
-            y, h_n = run_real(self.plan, x, h0, lengths, None, kept)
-        nan = nan_of(h_n) if kept.nan is None else kept.nan
-        self.done = Pass(x, h0, lengths, None, kept.out, nan, precision)
+            y, h_n = run_real(self.plan, x, h0, None, None, kept, self.packing)
+        nan = nan_of(inward(None, h_n, self.packing)[1]) if kept.nan is None else kept.nan
+        self.done = Pass(x, h0, None, None, kept.out, nan, precision)
         self.bias = gru.bias
         count = (4 if gru.bias else 2) * len(kept.out)
         self.all = (True, h0 is not None, *[True] * count)
@@ -106,13 +111,20 @@ class Forward:
         grad_y = self.grad_y if grad_y == "own" else grad_y
         grad_last = self.grad_last if grad_last == "own" else grad_last
         done, wanted = self.done, wanted or self.all
-        given = (done.x, done.h0, done.lengths, done.out, done.nan, grad_y, grad_last, wanted)
+        given = (done.x, done.h0, done.out, done.nan, grad_y, grad_last, wanted, self.packing)
         first = back.run(*given)
         if first is None:
             return None
         asked = Asked(wanted[0], wanted[1], of_cells(wanted[2:], self.bias))
+        packing = self.packing
+        x, h0 = inward(done.x, done.h0, packing)
+        grad_y, grad_last = inward(grad_y, grad_last, packing)
+        done = replace(done, x=x, h0=h0, lengths=packing and packing.lengths)
         result = gradients(self.plan, done, grad_y, grad_last, asked)
-        flat = (result.x, result.h0, *flat_gradients(result.cells, self.bias))
+        flat = (
+            *outward(result.x, result.h0, packing, len(self.done.x)),
+            *flat_gradients(result.cells, self.bias),
+        )
         for found in (first, back.run(*given)):
             for ours, theirs, is_wanted in zip(found, flat, wanted, strict=True):
                 assert (ours is not None) == is_wanted
@@ -225,7 +237,7 @@ def test_random_stacks(host, on_gpu, request, seed):
         grad_y = rng.choice([None, "own", torch.ones(()).expand(forward.grad_y.shape)])
         grad_last = rng.choice([None, "own", torch.ones(()).expand(forward.grad_last.shape)])
         found = forward.check(back, grad_y, grad_last, wanted)
-        assert (found is not None) == (forward.done.x.stride(2) == 1)
+        assert (found is not None) == (forward.done.x.stride(-1) == 1)
 
 
 def test_what_is_wanted_decides_what_is_launched(host, on_gpu):
@@ -237,11 +249,11 @@ def test_what_is_wanted_decides_what_is_launched(host, on_gpu):
         assert forward.check(back, wanted=wanted) is not None
         host.launched.clear()
         back.run(
-            *(forward.done.x, None, None, forward.done.out, forward.done.nan),
+            *(forward.done.x, None, forward.done.out, forward.done.nan),
             *(forward.grad_y, None, wanted),
         )
         back.run(
-            *(forward.done.x, None, None, forward.done.out, forward.done.nan),
+            *(forward.done.x, None, forward.done.out, forward.done.nan),
             *(forward.grad_y, None, wanted),
         )
         names = [name for name, _ in host.launched]
@@ -253,19 +265,18 @@ def test_calls_that_go_the_general_way(host, on_gpu, monkeypatch):
     on_gpu()
     done, grad = forward.done, forward.grad_y
 
-    def run(back, x=done.x, lengths=None, outs=done.out, grad_y=grad):
-        return back.run(x, None, lengths, outs, done.nan, grad_y, None, forward.all)
+    def run(back, x=done.x, outs=done.out, grad_y=grad):
+        return back.run(x, None, outs, done.nan, grad_y, None, forward.all)
 
     back = forward.prepared(host)
     assert run(back) is not None
     assert run(back, grad_y=grad.to(torch.complex64)) is None
     assert run(back, x=torch._neg_view(done.x)) is None
     assert run(back, x=torch.randn(C, 6, 8).permute(1, 2, 0)) is None
-    assert run(back, lengths=torch.full((8,), 6, dtype=torch.int32)) is None
     strided = [out.transpose(0, 1).contiguous().transpose(0, 1) for out in done.out]
     assert run(back, outs=strided) is None
     assert run(back) is not None
-    monkeypatch.setattr(prepared, "steps_of", lambda *_: 5)
+    monkeypatch.setattr(prepared, "most_steps", lambda *_: 5)
     assert run(forward.prepared(host)) is None
 
 
@@ -289,7 +300,7 @@ def test_tensors_of_the_first_call_are_not_kept(host, on_gpu, is_prepared):
     done, back = forward.done, forward.prepared(host)
     grads = [forward.grad_y.clone(), forward.grad_last.clone()]
     if is_prepared:
-        given = (done.x, done.h0, None, done.out, done.nan, *grads, forward.all)
+        given = (done.x, done.h0, done.out, done.nan, *grads, forward.all)
         assert back.run(*given) is not None
         del given
     else:
@@ -308,7 +319,7 @@ def test_native_places_are_checked(host):
     with pytest.raises(IndexError, match="follow a tensor of the call"):
         _native.GPUBackward(
             steps,
-            (-1, 256, 0, 1, False, False, 1, 1),
+            (-1, 256, 0, 1, False, 1, 1),
             [((), (), 0)] * 4,
             [None, None],
             (torch.Tensor, lambda: -1, (lambda: 0, lambda: 0), lambda: False),
@@ -327,7 +338,7 @@ def test_inputs_are_quantized_again_by_their_rule(host, rule):
     gru.use_quantization = True
     forward = Forward(gru.eval(), x, precision="fp32")
     done = forward.done
-    given = (done.x, None, None, done.out, done.nan, forward.grad_y, None, forward.all)
+    given = (done.x, None, done.out, done.nan, forward.grad_y, None, forward.all)
     found, _, *of_weights = forward.prepared(host).run(*given)
     x.requires_grad_()
     wanted = torch.autograd.grad(gru.train()(x)[0], [x, *gru.parameters()], forward.grad_y)

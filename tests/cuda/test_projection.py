@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from derived import exact_of
+from derived import byte_offset, exact_of
 from host_machine import COMPILER
 from projection_blocks import (
     LARGE_TILE,
@@ -21,7 +21,6 @@ from recurrence_layouts import launch_of
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 from quant_gru.kernels._native import Epilogue, WeightStationary, choose_tile
-from quant_gru.kernels.cuda.plan.structure import byte_offset
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.recurrence import planner
 

@@ -173,7 +173,7 @@ class _StraightThrough(torch.autograd.Function):
         if back is not None and is_ours and given.noise is None and not torch.is_grad_enabled():
             outs = rest[: ctx.cells]
             form = given.packing, given.dtype
-            found = back.run(x, h0, None, outs, nan, grad_y, grad_h_n, needs, *form)
+            found = back.run(x, h0, outs, nan, grad_y, grad_h_n, needs, *form)
             if found is not None:
                 return (None, None, *found)
         out, parameters = rest[: ctx.cells], rest[ctx.cells :]

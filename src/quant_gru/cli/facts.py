@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from quant_gru import __version__
+from quant_gru.kernel_runtime.cuda.driver import missing
 from quant_gru.kernels.cpu.executor import VARIABLE, choices, left_out
-from quant_gru.kernels.cuda.machine import missing
 from quant_gru.kernels.dispatch import executor_name
 
 

@@ -15,16 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.errors import QuantGRUWarning, caller_stacklevel
 from quant_gru.execution.layers import run_real
+from quant_gru.execution.sequence_layout import packing_on
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.call_form import Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels.cuda.weights.contents import Contents
 from quant_gru.kernels.dispatch import Stack, executor_of
-from quant_gru.kernels.live_weights import LiveWeights, all_live, launched_update, native_update
+from quant_gru.kernels.live_weights import LiveWeights, all_live, launched_updates, native_update
 
 SILENT_WRITE = (
     "Expected writes to weights that PyTorch records, got one that it does not, such as a "
@@ -70,6 +72,7 @@ class PreparedCall:
         self.differentiated: Any = None
         self.captured = False
         self._device = plan.cells[0][0].weights.W.device
+        self._packing_of = packing_on(self._device)
         self._thread = threading.get_ident()
         self._stack: Stack | None = None
         self._native: Any = None
@@ -147,13 +150,14 @@ class PreparedCall:
         lengths: Tensor | None,
         batch_first: bool,
         packing: Packing | None = None,
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Any, Tensor] | None:
         """Run a whole call in native code, if only its tensors need checks.
 
         Args:
             weights: All weights of the module now.
             x: The input of the call. Accepted are tensors (T, N, C), (N, T, C) if `batch_first`, or
-                (rows, C) if packed, on the plan's device, with a dtype of `FLOATS`.
+                (rows, C) if packed, on the plan's device, with a dtype of `FLOATS`, and a
+                PackedSequence of such rows.
             hx: (states, N, H), likewise, or None.
             lengths: int64 (N,), contiguous on the plan's device, or None.
             batch_first: Whether N comes before T; False if rows are packed.
@@ -168,6 +172,10 @@ class PreparedCall:
             return None
         if self.live and not self._may_update():
             return None
+        if type(x) is PackedSequence:
+            packing = self._packing_of(x)
+            found = packing and self.start(weights, x.data, hx, None, False, packing)
+            return found and (PackedSequence._make((found[0], *x[1:])), found[1])
         rows_first = batch_first
         if self.live and batch_first and isinstance(x, Tensor) and x.dim() == 3:
             # autograd records the transposed input
@@ -220,8 +228,8 @@ class PreparedCall:
         else:
             found = run_real(self.plan, x, hx, None, None, None, packing, dtype)
         if self._prepare_step is not None and not capturing(self._device):
-            update = launched_update(self.live, self._cells)
-            self._prepare_step(self._native, update, x, hx, packing, dtype, made)
+            updates = launched_updates(self.live, self._cells)
+            self._prepare_step(self._native, updates, x, hx, packing, dtype, made)
         return found
 
     def _may_update(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -13,6 +15,8 @@ from quant_gru.integer.call_form import Packing, inward, outward
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels import _native
 from quant_gru.parameters.schema import Shape
+
+_MOST_KEPT = 8192  # numbers of a layout that is kept: 64 KiB
 
 
 @dataclass(eq=False)
@@ -96,20 +100,16 @@ class Sequence:
 def _packing_of(packed: PackedSequence) -> tuple[Packing, int]:
     """Return the layout of a PackedSequence and its number of rows, without a device sync."""
     data, batch_sizes = packed.data, packed.batch_sizes
-    if capturing(data.device):
-        raise QuantGRUError(
-            "Expected a tensor while a CUDA graph is captured, got a PackedSequence: its "
-            "batch_sizes are read on the host, which a replay does not do"
-        )
     # torch reads out of bounds if these are wrong
     if batch_sizes.dim() != 1 or batch_sizes.dtype is not torch.int64 or not len(batch_sizes):
         raise QuantGRUError(
             "Expected batch_sizes of a PackedSequence to be int64 of shape (T,) with at least one "
             f"step, got {batch_sizes.dtype} of shape {tuple(batch_sizes.shape)}"
         )
-    batch_sizes = batch_sizes.cpu().contiguous()
-    T, address = batch_sizes.shape[0], batch_sizes.data_ptr()
-    N, rows, wrong = _native.packed_rows(address, T)
+    if not (batch_sizes.is_cpu and batch_sizes.is_contiguous()):
+        batch_sizes = batch_sizes.cpu().contiguous()
+    T = batch_sizes.shape[0]
+    N, rows, wrong, sizes = _native.packed_rows(_address("batch_sizes", batch_sizes), T)
     if wrong >= 0:
         after = f" after {int(batch_sizes[wrong - 1])}" if wrong else ""
         raise QuantGRUError(
@@ -122,16 +122,70 @@ def _packing_of(packed: PackedSequence) -> tuple[Packing, int]:
             f"got {data.shape[0]}"
         )
     device = data.device
-    # an explicit device, as PyTorch's default device may differ
-    layout = torch.empty(
-        N + T + 1, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
-    )
-    _native.packed_layout(address, T, N, layout.data_ptr())
-    if device.type != "cpu":
-        layout = layout.to(device, non_blocking=True)
+    layout = _layout(device, sizes, N)
     sorted_indices = _checked_order("sorted_indices", packed.sorted_indices, N, device)
     unsorted = _checked_order("unsorted_indices", packed.unsorted_indices, N, device)
     return Packing(T, N, layout, sorted_indices, unsorted), rows
+
+
+@cache
+def packing_on(device: torch.device) -> _native.PackingOf:
+    """Return a function that finds the packing of a PackedSequence on a device in native code.
+
+    It returns None for what `normalize` must check or change. The caller ensures that no function
+    transform is active.
+    """
+    index = device.index if device.type == "cuda" else -1
+    return _native.PackingOf(Tensor, index, partial(_layout, device), Packing)
+
+
+def _layout(device: torch.device, sizes: bytes, N: int) -> Tensor:
+    """Return the layout of a `Packing`, without a device sync.
+
+    Args:
+        device: The device of the layout.
+        sizes: The batch sizes.
+        N: The first of them.
+    """
+    if capturing(device):
+        raise QuantGRUError(
+            "Expected a tensor while a CUDA graph is captured, got a PackedSequence: its "
+            "batch_sizes are read on the host, which a replay does not do"
+        )
+    if torch.compiler.is_compiling():
+        return _made_layout(device, sizes, N)
+    # on another stream the copy may not have happened yet
+    stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+    is_kept = N + len(sizes) // 8 < _MOST_KEPT
+    return (_kept_layout if is_kept else _plain_layout)(device, stream, sizes, N)
+
+
+def _plain_layout(device: torch.device, stream: int, sizes: bytes, N: int) -> Tensor:
+    """Make a layout that is a plain tensor, whatever records or transforms this call."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        return _made_layout(device, sizes, N)
+
+
+_kept_layout = lru_cache(maxsize=32)(_plain_layout)  # sequences of the same sizes share it
+
+
+def _made_layout(device: torch.device, sizes: bytes, N: int) -> Tensor:
+    T, is_gpu = len(sizes) // 8, device.type == "cuda"
+    # an explicit device, as PyTorch's default device may differ
+    layout = torch.empty(N + T + 1, dtype=torch.int64, device="cpu", pin_memory=is_gpu)
+    _native.packed_layout(sizes, N, _address("batch_sizes", layout))
+    return layout.to(device, non_blocking=True)
+
+
+def _address(name: str, values: Tensor) -> int:
+    """Return the address of values of a PackedSequence that are read on the host."""
+    with suppress(RuntimeError):
+        if found := values.data_ptr():
+            return found
+    raise QuantGRUError(
+        f"Expected {name} of a PackedSequence to be numbers, which are read on the host, got "
+        "values that torch.func or a tracer stands in for"
+    )
 
 
 def _checked_order(name: str, order: Tensor | None, N: int, device: torch.device) -> Tensor | None:
@@ -142,8 +196,8 @@ def _checked_order(name: str, order: Tensor | None, N: int, device: torch.device
             f"Expected {name} of a PackedSequence to be int64 of shape ({N},) on {device}, got "
             f"{order.dtype} of shape {tuple(order.shape)} on {order.device}"
         )
-    order = order.contiguous()
-    wrong = _native.wrong_index(order.data_ptr(), N) if device.type == "cpu" else -1
+    order = order if order.is_contiguous() else order.contiguous()
+    wrong = _native.wrong_index(_address(name, order), N) if N and device.type == "cpu" else -1
     if wrong >= 0:
         raise QuantGRUError(
             f"Expected {name} of a PackedSequence to be in 0..{N - 1}, got {int(order[wrong])} "

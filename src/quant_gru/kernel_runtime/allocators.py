@@ -35,12 +35,7 @@ def maker(
     for dimension in reversed(range(len(shape)) if order is None else order):
         strides[dimension] = step
         step *= max(shape[dimension], 1)
-    function = _EMPTY.get(device.type)
-    if function is not None:
-        return functools.partial(function, tuple(shape), tuple(strides), dtype)
-    return functools.partial(
-        torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device
-    )
+    return functools.partial(_function(device), tuple(shape), tuple(strides), dtype)
 
 
 def empty(shape: Sequence[int]) -> Tensor:
@@ -50,8 +45,14 @@ def empty(shape: Sequence[int]) -> Tensor:
 
 def row_maker(features: int, device: torch.device, dtype: torch.dtype) -> Callable[[int], Tensor]:
     """Return a function that allocates the data of a PackedSequence for a number of rows."""
+    function, strides = _function(device), (features, 1)
+    return lambda rows: function((rows, features), strides, dtype)
 
-    def make(rows: int) -> Tensor:
-        return torch.empty((rows, features), dtype=dtype, device=device)
 
-    return make
+def _function(device: torch.device) -> Callable[..., Tensor]:
+    """Return a function of shape, strides and dtype that allocates on a device."""
+    return _EMPTY.get(device.type) or (
+        lambda shape, strides, dtype: torch.empty_strided(
+            shape, strides, dtype=dtype, device=device
+        )
+    )

@@ -9,7 +9,9 @@ from enum import Enum
 from typing import Any, overload
 
 from torch import Tensor, dtype
+from torch.nn.utils.rnn import PackedSequence
 
+from quant_gru.integer.call_form import Packing
 from quant_gru.kernel_runtime._native import Fields, Launches
 
 class Layer:
@@ -83,7 +85,6 @@ class CPUBackward:
         self,
         x: Tensor,
         h0: Tensor | None,
-        lengths: Tensor | None,
         outs: Sequence[Tensor],
         nan: Tensor,
         grad_y: Tensor | None,
@@ -217,13 +218,26 @@ class PreparedCallGPU(PreparedCall):
     ) -> None: ...
     def add(self, key: FormKey, call: Call, /) -> None: ...
 
-# returns the rows of the first step, the rows of all steps, and the first step with a wrong size,
-# or -1
-def packed_rows(batch_sizes: int, T: int, /) -> tuple[int, int, int]: ...
+# returns the rows of the first step, the rows of all steps, the first step with a wrong size or -1,
+# and a copy of the sizes
+def packed_rows(batch_sizes: int, T: int, /) -> tuple[int, int, int, bytes]: ...
 
 # returns the first of N indices that is not in 0..N-1, or -1
 def wrong_index(indices: int, N: int, /) -> int: ...
-def packed_layout(batch_sizes: int, T: int, N: int, to: int, /) -> None: ...
+def packed_layout(sizes: bytes, N: int, to: int, /) -> None: ...
+
+class PackingOf:
+    """Finds the packing of a PackedSequence, see bindings/packed_rows.hpp."""
+
+    def __init__(
+        self,
+        tensor: type[Tensor],
+        device: int,
+        layout: Callable[[bytes, int], Tensor],
+        make: type[Packing],
+        /,
+    ) -> None: ...
+    def __call__(self, packed: PackedSequence, /) -> Packing | None: ...
 
 class Stream:
     """A stack that runs step by step, with its states in the caller's memory.
@@ -346,8 +360,6 @@ class Call:
         /,
     ) -> tuple[Tensor, ...]: ...
 
-# T, N, layout, sorted and unsorted indices
-Packing = tuple[int, int, Tensor, Tensor | None, Tensor | None]
 # shape, strides and dtype of a tensor; an empty shape if the tensor is absent
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -357,7 +369,7 @@ class GPUBackward:
     def __init__(
         self,
         steps: Steps,
-        sizes: tuple[int, int, int, int, bool, bool, int, int],
+        sizes: tuple[int, int, int, int, bool, int, int],
         layouts: Sequence[Layout],
         makers: Sequence[Callable[..., Tensor] | None],
         torch: tuple[type[Tensor], Callable[[], int], Streams, Callable[[], bool]],
@@ -367,7 +379,6 @@ class GPUBackward:
         self,
         x: Tensor,
         h0: Tensor | None,
-        lengths: Tensor | None,
         outs: Sequence[Tensor],
         nan: Tensor,
         grad_y: Tensor | None,
@@ -820,12 +831,9 @@ def layer_backward_of(
 
 # addresses of arrays, containers of W and R, and addresses of their numbers from W to kh
 BackwardCell = tuple[CellNumbers, tuple[int, int], tuple[int, ...]]
-# T, N, whether there are lengths, and whether rows are packed; dtype and strides of steps, rows and
-# units of x, h0, and the gradients of the output and the last states; dtype of gradients of
-# weights; wanted gradients
-BackwardForm = tuple[
-    int, int, bool, bool, tuple[tuple[int, int, int, int] | None, ...], int, Sequence[bool]
-]
+# T, N, and whether rows are packed; layouts of x, h0, and the gradients of the output and the last
+# states; dtype of gradients of weights; wanted gradients
+BackwardForm = tuple[int, int, bool, Sequence[Layout], int, Sequence[bool]]
 
 # zero: address of a float32 zero. precision: as for `layer_backward_of`. Returns steps, and bytes
 # of the workspace. For their tensors see `GRUTensor` in cuda/host/gru_backward.hpp.

@@ -19,7 +19,7 @@ from quant_gru.integer import random
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
 from quant_gru.integer.plan import CellPlan, GRUPlan, Seam
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernel_runtime.cuda import compiler
+from quant_gru.kernel_runtime.cuda import compiler, driver
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import backward as cpu_training
@@ -428,7 +428,7 @@ def executor_name(device: torch.device | str = "cpu") -> str:
     device = torch.device(device)
     if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
         return f"cpu ({cpu.chosen()})"
-    if machine.available(device):
+    if driver.available(device):
         return f"cuda ({machine.machine_of(device).arch}, NVRTC {compiler.version()})"
     return f"reference (PyTorch integers, {device.type})"
 
@@ -440,7 +440,7 @@ def runs_on_gpu(device: torch.device) -> bool:
     """
     if device.type != "cuda":
         return False
-    reason = machine.missing(device)
+    reason = driver.missing(device)
     if reason is not None:
         what = "quantized GRUs on this GPU run in the reference executor, many times slower than"
         note_once(f"{what} its kernels: {reason}", caller_stacklevel())
@@ -452,7 +452,7 @@ def load(device: torch.device) -> None:
 
     Do nothing on other devices and on GPUs that cannot run the kernels.
     """
-    if machine.available(device):
+    if driver.available(device):
         machine.machine_of(device)
 
 

@@ -25,12 +25,12 @@ from quant_gru.integer.plan import (
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU
-from quant_gru.kernels.cuda.machine import available
 from quant_gru.kernels.cuda.plan.tensors import CHANGES, kept_numbers
 from quant_gru.kernels.cuda.weights.requantize import Given
 from quant_gru.kernels.cuda.weights.requantize import Writer as OnGPU
@@ -121,7 +121,7 @@ class LiveWeights:
             or max(self.part.bits_W, self.part.bits_R) > _MATRIX_BITS
         ):
             return None
-        if machine is not None or available(device):
+        if machine is not None or driver.available(device):
             return OnGPU(self.qparams, self.frozen, self.part, machine)
         if device.type == "cpu" and (variant := cpu.chosen()) != cpu.REFERENCE:
             return OnCPU(self.qparams, self.frozen, self.part, variant)
@@ -191,18 +191,16 @@ class LiveWeights:
             return partial(self._repeat, _addresses(given))
         return partial(self.update, W, R, bw, br)
 
-    def launch_of(self, weights: Sequence[Tensor | None]) -> tuple[OnGPU, Prepared] | None:
-        """Return the writer on a GPU, and launches that repeat the last update of these weights.
+    def launch_of(self, weights: Sequence[Tensor | None]) -> Prepared | None:
+        """Return launches on a GPU that repeat the last update of these weights.
 
         They hold until `CHANGES` counts. Return None if there are no such launches.
 
         Args:
             weights: W, R, bw, br.
         """
-        if not isinstance(self._writer, OnGPU):
-            return None
-        launch = self._writer.launch_of(_addresses(weights))
-        return None if launch is None else (self._writer, launch)
+        writer = self._writer
+        return writer.launch_of(_addresses(weights)) if isinstance(writer, OnGPU) else None
 
     def native_writer(self) -> tuple[_native.Weights, dict[str, _native.Layer]] | None:
         """Return the native writer on the CPU and the layers made of the part; None without one."""
@@ -326,10 +324,10 @@ def native_update(
     return update
 
 
-def launched_update(
+def launched_updates(
     live: Sequence[LiveWeights], cells: Sequence[Sequence[Tensor | None]]
-) -> Prepared | None:
-    """Return launches that repeat the last update of all parts on a GPU until `CHANGES` counts.
+) -> list[Prepared] | None:
+    """Return launches that repeat the last update of each part on a GPU until `CHANGES` counts.
 
     Return None if there are none.
 
@@ -338,10 +336,8 @@ def launched_update(
         cells: W, R, bw, br of each.
     """
     found = [each.launch_of(weights) for each, weights in zip(live, cells, strict=True)]
-    writers = [each for each in found if each is not None]
-    if not writers or len(writers) != len(found):
-        return None
-    return writers[0][0].join([launch for _, launch in writers])
+    launches = [each for each in found if each is not None]
+    return launches if len(launches) == len(found) else None
 
 
 def _addresses(weights: Sequence[Tensor | None]) -> Given:

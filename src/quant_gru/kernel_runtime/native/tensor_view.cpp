@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kMajor = 1;
 constexpr int32_t kCPU = 1, kCUDA = 2;
-constexpr uint8_t kFloat = 2, kBFloat = 4;
+constexpr uint8_t kInt = 0, kFloat = 2, kBFloat = 4;
 const char *const kNames[4] = {"float32", "float16", "bfloat16", "float64"};
 
 // Returns the dtype of real values (Float), or -1 for other dtypes.
@@ -83,6 +83,7 @@ bool Description::is_dense() const {
 Tensors::Tensors(const nb::handle &type, int64_t device)
     : device_(device),
       type_(nb::borrow(type)),
+      int64_(nb::module_::import_("torch").attr("int64")),
       strided_(nb::module_::import_("torch").attr("strided")),
       dtype_(type, "dtype"),
       layout_(type, "layout"),
@@ -152,6 +153,12 @@ bool Tensors::describe(PyObject *tensor, Description &to) const {
     to.is_floating = to.kind != 0;
     to.device = on_cpu ? -1 : number(get_device_.call(tensor));
     return true;
+}
+
+bool Tensors::are_indices(PyObject *o, Description &to) const {
+    return reinterpret_cast<PyObject *>(Py_TYPE(o)) == type_.ptr() && describe(o, to) &&
+           (to.kind == dtype_number(kInt, 64, 1) || (!to.kind && dtype_.of(o).is(int64_))) &&
+           to.dimensions == 1 && to.is_contiguous();
 }
 
 bool Tensors::is_here(const Look &found) const {

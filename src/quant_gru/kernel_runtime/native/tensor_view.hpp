@@ -65,6 +65,8 @@ class Tensors {
     Place place(PyObject *tensor) const;
     // Describes a strided tensor on a CPU or GPU; false for others.
     bool describe(PyObject *tensor, Description &to) const;
+    // Whether `o` is exactly of this type, and contiguous int64 with one dimension, on any device.
+    bool are_indices(PyObject *o, Description &to) const;
     // Whether a Tensor has this address, dtype and layout.
     bool is_at(PyObject *tensor, const Place &place) const;
     bool is_contiguous(PyObject *tensor) const { return holds_true(is_contiguous_.call(tensor)); }
@@ -97,7 +99,7 @@ class Tensors {
 
     int64_t device_;
     const Table *table_ = nullptr;
-    nanobind::object type_, floats_[4], strided_;
+    nanobind::object type_, floats_[4], int64_, strided_;
     Attribute dtype_, layout_, is_here_, shape_, version_, requires_grad_, data_ptr_, stride_,
         is_neg_, get_device_, is_contiguous_, is_nested_, is_cpu_, is_cuda_, is_floating_point_,
         element_size_;

@@ -203,8 +203,6 @@ nb::object CPUBackward::run(const Given &given) {
     if (!are_made) return nb::none();
     job.out = out.data();
     job.nan = static_cast<const float *>(at(given.nan.ptr()));
-    if (!given.lengths.is_none())
-        job.lengths = static_cast<const int64_t *>(at(given.lengths.ptr()));
     if (packing) job.lengths = reinterpret_cast<const int64_t *>(packing->layout);
 
     const size_t count = nb::len(given.wanted), each = (count - 2) / static_cast<size_t>(cells);

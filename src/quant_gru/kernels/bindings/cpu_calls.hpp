@@ -93,7 +93,7 @@ class CPUBackward {
         : calls_(calls), weights_(std::move(weights)), keep_(std::move(keep)) {}
 
     struct Given {
-        const nanobind::object &x, &h0, &lengths, &outs, &nan, &grad_y, &grad_last;
+        const nanobind::object &x, &h0, &outs, &nan, &grad_y, &grad_last;
         const nanobind::tuple &wanted;
         const nanobind::object &packing, &dtype;
     };

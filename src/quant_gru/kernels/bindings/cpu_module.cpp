@@ -230,11 +230,11 @@ void make_backward(CPUBackward *self, CPUCalls &calls, const std::vector<nb::dic
 }
 
 nb::object run_stack_backward(CPUBackward &self, const nb::object &x, const nb::object &h0,
-                              const nb::object &lengths, const nb::object &outs,
-                              const nb::object &nan, const nb::object &grad_y,
-                              const nb::object &grad_last, const nb::tuple &wanted,
-                              const nb::object &packing, const nb::object &dtype) {
-    return self.run({x, h0, lengths, outs, nan, grad_y, grad_last, wanted, packing, dtype});
+                              const nb::object &outs, const nb::object &nan,
+                              const nb::object &grad_y, const nb::object &grad_last,
+                              const nb::tuple &wanted, const nb::object &packing,
+                              const nb::object &dtype) {
+    return self.run({x, h0, outs, nan, grad_y, grad_last, wanted, packing, dtype});
 }
 
 // For benchmarks: the peak rate of multiplications, and below of memory reads.
@@ -277,8 +277,8 @@ void bind_cpu(nb::module_ &m) {
              nb::arg().none(), nb::arg(), nb::arg());
     nb::class_<CPUBackward>(m, "CPUBackward")
         .def("__init__", &make_backward, nb::keep_alive<1, 2>())
-        .def("run", &run_stack_backward, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
-             nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg());
+        .def("run", &run_stack_backward, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none(), nb::arg());
     bind_stream(m);
     nb::class_<LiveUpdate>(m, "LiveUpdate")
         .def(nb::init<std::vector<LiveUpdate::Cell>>())

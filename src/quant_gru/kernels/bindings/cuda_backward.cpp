@@ -67,12 +67,10 @@ bool GPUBackward::find(const Given &given, std::vector<uintptr_t> &at, int64_t &
         at[sorted] = packing->sorted;
         at[unsorted] = packing->unsorted;
     }
-    if (given.lengths.is_none() == sizes_.has_lengths || !follows(given.nan, at[nan]) ||
-        (sizes_.has_lengths && !follows(given.lengths, at[lengths])))
-        return false;
-    return all_hold(given.outs, static_cast<size_t>(sizes_.cells), [&](PyObject *out, size_t i) {
-        return follows(nb::borrow(out), at[outs + i]);
-    });
+    return follows(given.nan, at[nan]) &&
+           all_hold(given.outs, static_cast<size_t>(sizes_.cells), [&](PyObject *out, size_t i) {
+               return follows(nb::borrow(out), at[outs + i]);
+           });
 }
 
 nb::object GPUBackward::memory(uintptr_t stream, uintptr_t &address) {

@@ -28,7 +28,7 @@ class GPUBackward {
         int64_t space;   // bytes of workspace
         int64_t most;    // maximum size of a workspace that is kept between calls, in bytes
         int64_t cells;   // layers times directions
-        bool has_lengths, is_packed;
+        bool is_packed;
         int64_t T, N;
     };
 
@@ -43,7 +43,7 @@ class GPUBackward {
 
     // The tensors of a call; None for those that are absent.
     struct Given {
-        const nanobind::object &x, &h0, &lengths, &outs, &nan, &grad_y, &grad_last, &packing;
+        const nanobind::object &x, &h0, &outs, &nan, &grad_y, &grad_last, &packing;
     };
     // Returns a list of all gradients, None for those that are not wanted. Returns None if a tensor
     // does not have the expected layout, or the current device is not that of the tensors.

@@ -108,19 +108,20 @@ nb::tuple layer_backward_of(const std::vector<DirectionTuple> &given, int64_t T,
 // A cell, the containers of the codes of W and R, and addresses of the slots from W to kh.
 using GRUCellTuple = std::tuple<CellTuple, std::array<int64_t, 2>, std::array<cuda::Address, 10>>;
 
-// The dtype of real values, and their strides of steps, rows and units.
-using LayoutTuple = std::tuple<int, int64_t, int64_t, int64_t>;
+// Shape, strides and dtype of real values, of packed rows without steps; no shape if absent.
+using LayoutTuple = std::tuple<std::vector<int64_t>, std::vector<int64_t>, int>;
 
-std::optional<cuda::RealLayout> layout_of(const std::optional<LayoutTuple> &given) {
-    if (!given) return {};
-    const auto [kind, step, next, unit] = *given;
-    return cuda::RealLayout{kind, step, next, unit};
+std::optional<cuda::RealLayout> layout_of(const LayoutTuple &given) {
+    const auto &[shape, strides, kind] = given;
+    if (shape.empty()) return {};
+    const size_t rows = shape.size() - 2;
+    return cuda::RealLayout{kind, rows ? strides[0] : 0, strides[rows], strides[rows + 1]};
 }
 
-// T and N, whether there are lengths, and whether rows are packed; layouts of x, h0 and the
+// T and N, and whether rows are packed; layouts of x, h0 and the
 // gradients of the output and the last states; dtype of gradients of weights, and the wanted ones.
-using GRUFormTuple = std::tuple<int64_t, int64_t, bool, bool,
-                                std::array<std::optional<LayoutTuple>, 4>, int, std::vector<bool>>;
+using GRUFormTuple =
+    std::tuple<int64_t, int64_t, bool, std::array<LayoutTuple, 4>, int, std::vector<bool>>;
 
 // A launch refers to tensors of the backward instead of memories.
 nb::object launch_of_gru(const std::optional<cuda::Launch> &given) {
@@ -147,11 +148,10 @@ nb::tuple gru_backward_of(const std::vector<GRUCellTuple> &given, int64_t direct
     std::vector<cuda::GRUCell> cells;
     for (const auto &[cell, kinds, weights] : given)
         cells.push_back({cell_of(cell), kinds, weights});
-    const auto &[T, N, has_lengths, is_packed, layouts, weights, wanted] = form;
-    const auto [x, h0, grad_y, grad_last] = layouts;
+    const auto &[T, N, is_packed, layouts, weights, wanted] = form;
+    const auto &[x, h0, grad_y, grad_last] = layouts;
     const cuda::GRUBackwardForm numbers{T,
                                         N,
-                                        has_lengths,
                                         is_packed,
                                         layout_of(x).value(),
                                         layout_of(h0),

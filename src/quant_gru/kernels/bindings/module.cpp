@@ -62,28 +62,25 @@ nb::object run_call(Call &call, const nb::object &x, const nb::object &h0,
     return call.run(all, nullptr);
 }
 
-// Device, bytes of workspace, maximum bytes to keep, cells, whether there are lengths, whether rows
-// are packed, T, N.
-using BackwardNumbers =
-    std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t>;
+// Device, bytes of workspace, maximum bytes to keep, cells, whether rows are packed, T, N.
+using BackwardNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, int64_t, int64_t>;
 using Dimensions = std::vector<int64_t>;
 
 void make_gpu_backward(GPUBackward *self, Steps &steps, const BackwardNumbers &sizes,
                        const std::vector<std::tuple<Dimensions, Dimensions, int>> &layouts,
                        const std::vector<nb::object> &makers, const nb::tuple &torch) {
-    const auto &[device, space, most, cells, has_lengths, is_packed, T, N] = sizes;
+    const auto &[device, space, most, cells, is_packed, T, N] = sizes;
     std::vector<GPUBackward::Layout> found;
     for (const auto &[shape, strides, kind] : layouts)
         found.push_back({shape, strides, static_cast<Float>(kind)});
-    new (self) GPUBackward(steps, {device, space, most, cells, has_lengths, is_packed, T, N},
-                           std::move(found), makers, torch);
+    new (self) GPUBackward(steps, {device, space, most, cells, is_packed, T, N}, std::move(found),
+                           makers, torch);
 }
 
 nb::object run_gpu_backward(GPUBackward &call, const nb::object &x, const nb::object &h0,
-                            const nb::object &lengths, const nb::object &outs,
-                            const nb::object &nan, const nb::object &grad_y,
+                            const nb::object &outs, const nb::object &nan, const nb::object &grad_y,
                             const nb::object &grad_last, const nb::object &packing) {
-    return call.run({x, h0, lengths, outs, nan, grad_y, grad_last, packing});
+    return call.run({x, h0, outs, nan, grad_y, grad_last, packing});
 }
 
 void watch_contents(WeightGuard &guard, nb::object looks, uintptr_t found, int32_t mark,
@@ -116,23 +113,17 @@ void make_prepared_step(PreparedStepGPU *self, const PreparedNumbers &sizes,
         PreparedStepGPU({device, states, C, H}, guard, torch, changes, most, std::move(fail));
 }
 
-// Returns the fields of PackedRows.
-std::tuple<int64_t, int64_t, int64_t> find_packed_rows(uintptr_t batch_sizes, int64_t T) {
-    const PackedRows found = packed_rows(reinterpret_cast<const int64_t *>(batch_sizes), T);
-    return {found.N, found.rows, found.wrong};
+// Returns the fields of PackedRows, and a copy of the sizes.
+std::tuple<int64_t, int64_t, int64_t, nb::bytes> find_packed_rows(uintptr_t batch_sizes,
+                                                                  int64_t T) {
+    const auto *sizes = reinterpret_cast<const int64_t *>(batch_sizes);
+    const PackedRows found = packed_rows(sizes, T);
+    return {found.N, found.rows, found.wrong, nb::bytes(sizes, static_cast<size_t>(T) * 8)};
 }
 
-// Returns the first of N indices that is not in 0..N-1, or -1.
-int64_t wrong_index(uintptr_t indices, int64_t N) {
-    const auto *all = reinterpret_cast<const int64_t *>(indices);
-    for (int64_t i = 0; i < N; ++i)
-        if (all[i] < 0 || all[i] >= N) return i;
-    return -1;
-}
-
-void write_packed_layout(uintptr_t batch_sizes, int64_t T, int64_t N, uintptr_t to) {
-    packed_layout(reinterpret_cast<const int64_t *>(batch_sizes), T, N,
-                  reinterpret_cast<int64_t *>(to));
+void write_packed_layout(const nb::bytes &sizes, int64_t N, uintptr_t to) {
+    packed_layout(static_cast<const int64_t *>(sizes.data()),
+                  static_cast<int64_t>(sizes.size() / 8), N, reinterpret_cast<int64_t *>(to));
 }
 
 }  // namespace
@@ -190,8 +181,13 @@ NB_MODULE(_native, m) {
         .def("__init__", &make_prepared_gpu, nb::keep_alive<1, 3>())
         .def("add", &PreparedCallGPU::add);
     m.def("packed_rows", &find_packed_rows);
-    m.def("wrong_index", &wrong_index);
+    m.def("wrong_index", [](uintptr_t indices, int64_t N) {
+        return wrong_index(reinterpret_cast<const int64_t *>(indices), N);
+    });
     m.def("packed_layout", &write_packed_layout);
+    nb::class_<PackingOf>(m, "PackingOf")
+        .def(nb::init<const nb::object &, int64_t, nb::object, nb::object>())
+        .def("__call__", &PackingOf::operator());
     nb::class_<Steps>(m, "Steps")
         .def(nb::init<const std::vector<nb::object> &, std::vector<Fields *>, nb::object,
                       nb::object>())
@@ -202,7 +198,7 @@ NB_MODULE(_native, m) {
              nb::arg().none() = nb::none());
     nb::class_<GPUBackward>(m, "GPUBackward")
         .def("__init__", &make_gpu_backward, nb::keep_alive<1, 2>())
-        .def("run", &run_gpu_backward, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
-             nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none() = nb::none())
+        .def("run", &run_gpu_backward, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg().none(), nb::arg().none(), nb::arg().none() = nb::none())
         .def("forget", &GPUBackward::forget);
 }

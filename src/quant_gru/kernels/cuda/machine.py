@@ -32,16 +32,6 @@ PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1, "QG_ZONEOUT": 0}
 COLD = "a plan that has not run yet"
 
 
-def available(device: torch.device) -> bool:
-    """Return whether the kernels can be compiled for a device and run on it."""
-    return driver.available(device)
-
-
-def missing(device: torch.device) -> str | None:
-    """Return why the kernels do not run on a torch CUDA device; None if they do."""
-    return driver.missing(device)
-
-
 def machine_of(device: torch.device) -> driver.Device:
     """Return the GPU of a tensor's device.
 

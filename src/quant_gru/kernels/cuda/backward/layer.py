@@ -25,6 +25,7 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda.backward.inputs import IN_DOUBLE, PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.launch_plan import VARIABLES, Schedule
 from quant_gru.kernels.cuda.backward.time_chunks import Joined, most_steps, pieces
@@ -94,17 +95,15 @@ def _backward(
         return [_in_float64(*each, wanted) for each in given]
     if not calls[0].T * calls[0].N:
         return [call.nothing(wanted) for call in calls]
-    if machine is None:
-        from quant_gru.kernels.cuda.machine import machine_of
-
-        machine = machine_of(tapes[0].x.device)
+    machine = machine or machines.machine_of(tapes[0].x.device)
     if len(calls) == 2 and calls[0].key != calls[1].key:
         return [
             _backward([tape], [out], [last], wanted, precision, machine)[0]
             for tape, out, last in given
         ]
-    steps = most_steps(tapes[0], precision, len(calls))
-    if steps >= calls[0].T:
+    first = calls[0]
+    steps = most_steps(first.N, first.C, first.H, precision, len(calls))
+    if steps >= first.T:
         return _schedule_of(calls, wanted, precision, machine).run(calls)
     ends = list(grad_last)
     joined = [Joined(tape) for tape in tapes]

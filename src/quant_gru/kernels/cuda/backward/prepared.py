@@ -6,28 +6,51 @@ tensors differ only in their addresses. All other properties are set once and no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernel_runtime.allocators import maker, row_maker
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.backward.gru_launches import Given, repeated
-from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision
-from quant_gru.kernels.cuda.backward.time_chunks import steps_of
+from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision, weights_of, zero_on
+from quant_gru.kernels.cuda.backward.launch_plan import POLICY
+from quant_gru.kernels.cuda.backward.steps import add_steps
+from quant_gru.kernels.cuda.backward.time_chunks import most_steps
+from quant_gru.kernels.cuda.plan.cell import Cell
 from quant_gru.kernels.cuda.plan.structure import takes
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
+from quant_gru.kernels.cuda.planned_launches import Steps
+from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.structs import KINDS
 
 _MOST_KINDS = 64
 _KEPT_BYTES = 8 << 20
+# indices of a call's tensors; the gradients follow the codes of each cell
+_SPACE, _OUTS = 0, 9
 
 Found = Sequence[Tensor | None]
 """Gradients of x and h0, after the masks of their quantizers, and of W, R, bw, br of each cell."""
+
+
+class Given(NamedTuple):
+    """The inputs of a backward, as passed to `PreparedBackward.run`."""
+
+    x: Tensor
+    h0: Tensor | None
+    outs: Sequence[Tensor]
+    nan: Tensor
+    grad_y: Tensor | None
+    grad_last: Tensor | None
+    packing: Packing | None = None
+    dtype: torch.dtype = torch.float32
 
 
 class PreparedBackward:
@@ -53,7 +76,6 @@ class PreparedBackward:
         self,
         x: Tensor,
         h0: Tensor | None,
-        lengths: Tensor | None,
         outs: Sequence[Tensor],
         nan: Tensor,
         grad_y: Tensor | None,
@@ -70,7 +92,6 @@ class PreparedBackward:
             x: Input of the forward: (T, N, C), or (rows, C) if rows are packed.
             h0: Initial states of the forward (cells, N, H), or None for zeros; cells are layers
                 times directions.
-            lengths: Lengths of the forward, int64 (N,), or None.
             outs: Codes of output.h (T, N, H) of each cell, as returned by the forward.
             nan: float32 (cells, N): NaN for rows that are NaN, otherwise 0.
             grad_y: Gradient of the output (T, N, D*H), or (rows, D*H), or None for zeros.
@@ -84,18 +105,14 @@ class PreparedBackward:
             The gradients in the order of `wanted`, and None for those that are not wanted. The
             gradients of x and h0 have the dtypes of x and h0.
         """
-        if lengths is not None and (
-            lengths.dtype is not torch.int64 or lengths.device != self._device
-        ):
-            return None
         latest = self._latest
         if latest is not None and latest[1] == (wanted, dtype):
-            result = latest[0].run(x, h0, lengths, outs, nan, grad_y, grad_last, packing)
+            result = latest[0].run(x, h0, outs, nan, grad_y, grad_last, packing)
             if result is not None:
                 return result
         if self._index >= 0 and torch._C._cuda_getDevice() != self._index:
             return None
-        given = _taken(Given(x, h0, lengths, outs, nan, grad_y, grad_last, packing, dtype))
+        given = _taken(Given(x, h0, outs, nan, grad_y, grad_last, packing, dtype))
         if given is None:
             return None
         found = self._repeated(given, wanted)
@@ -111,7 +128,6 @@ class PreparedBackward:
         packing = given.packing
         kind = (
             given.x.shape if packing is None else packing[:2],
-            given.lengths is None,
             *map(_kind, (given.x, given.h0, given.grad_y, given.grad_last)),
             given.dtype,
             wanted,
@@ -121,19 +137,57 @@ class PreparedBackward:
         if capturing(self._device):
             # tensors made now would be valid only after the graph has run
             return None
-        found: _native.GPUBackward | None = None
-        if self._fits(given):
-            how = (self._precision, self._machine, _KEPT_BYTES)
-            found = repeated(self._plan, given, wanted, *how)
+        found = self._made(given, wanted) if self._fits(given) else None
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
         self._kinds[kind] = found
         return found
 
+    def _made(self, given: Given, wanted: tuple[bool, ...]) -> _native.GPUBackward | None:
+        """Return an object that runs backwards which differ only in the addresses of their tensors.
+
+        Native code lists their launches (host/gru_backward.hpp). Return None if kernels do not read
+        the plan's own tensors, whose addresses do not change.
+        """
+        device, cells = given.x.device, len(given.outs)
+        keep: list[Any] = [self._plan]
+        zero = zero_on(device)
+        native = _native_cells(self._plan, keep)
+        if native is None:
+            return None
+        (T, N), packed = _sizes(given), given.packing is not None
+        layouts = [_layout(each) for each in (given.x, given.h0, given.grad_y, given.grad_last)]
+        with planner.our_errors():
+            planned, size = _native.gru_backward_of(
+                native,
+                len(self._plan.cells[0]),
+                (T, N, packed, layouts, FLOATS[given.dtype], list(wanted)),
+                zero.data_ptr(),
+                astuple(self._precision),
+                self._machine.clusters(),
+                POLICY,
+            )
+        made = _OUTS + cells
+        steps = Steps(self._machine, made + len(wanted))
+        size = add_steps(steps, planned, size, _SPACE, made)
+        is_gpu = device.type == "cuda"
+        functions = (
+            Tensor,
+            torch._C._cuda_getDevice if is_gpu else lambda: -1,
+            native_streams(self._machine, device),
+            torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
+        )
+        return _native.GPUBackward(
+            steps.native((keep, zero)),
+            (device.index if is_gpu else -1, size, _KEPT_BYTES, cells, packed, T, N),
+            layouts,
+            [maker((size,), device, torch.int8), *_makers(self._plan, given, wanted)],
+            functions,
+        )
+
     def _fits(self, given: Given) -> bool:
         """Return whether kernels support the call, with all steps at once."""
-        x = given.x
-        T, N = x.shape[:2] if given.packing is None else given.packing[:2]
+        x, (T, N) = given.x, _sizes(given)
         if not x.numel() or x.stride(-1) != 1:
             return False
         directions = len(self._plan.cells[0])
@@ -142,14 +196,14 @@ class PreparedBackward:
                 if not numbers_of(cell).form.narrow or not takes(cell.x):
                     return False
                 sizes = (N, cell.input_size, cell.hidden_size)
-                if steps_of(*sizes, self._precision, directions) < T:
+                if most_steps(*sizes, self._precision, directions) < T:
                     return False
         return True
 
 
 def _taken(given: Given) -> Given | None:
     """Convert the inputs of a call for kernels; None if the general path must handle them."""
-    x, h0, _, outs, nan, grad_y, grad_last, packing, _ = given
+    x, h0, outs, nan, grad_y, grad_last, packing, _ = given
     for each in (x, h0, grad_y, grad_last):
         if each is not None and each.dtype not in FLOATS:
             return None
@@ -172,5 +226,55 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
     )
 
 
+def _sizes(given: Given) -> Sequence[int]:
+    """Return T and N."""
+    return given.x.shape[:2] if given.packing is None else given.packing[:2]
+
+
 def _kind(tensor: Tensor | None) -> tuple[torch.dtype, tuple[int, ...]] | None:
     return None if tensor is None else (tensor.dtype, tensor.stride())
+
+
+def _native_cells(plan: GRUPlan, keep: list[Any]) -> list[_native.BackwardCell] | None:
+    """Return the cells of a plan; None if a tensor of their weights is not the plan's own."""
+    found: list[_native.BackwardCell] = []
+    for layer, cells in enumerate(plan.cells):
+        for d, cell in enumerate(cells):
+            between = plan.between[layer - 1][d] if layer else ()
+            weights, own = weights_of(cell)
+            if not own:
+                return None
+            keep.append(weights)
+            kinds = KINDS[cell.weights.W.dtype], KINDS[cell.weights.R.dtype]
+            addresses = tuple(each.data_ptr() for each in weights.values())
+            found.append((Cell(cell, between).native(keep), kinds, addresses))
+    return found
+
+
+def _layout(tensor: Tensor | None) -> _native.Layout:
+    """Return the shape, strides and dtype of tensors that calls are repeated with."""
+    if tensor is None:
+        return (), (), 0
+    return tuple(tensor.shape), tensor.stride(), FLOATS[tensor.dtype]
+
+
+def _makers(
+    plan: GRUPlan, given: Given, wanted: tuple[bool, ...]
+) -> list[Callable[..., Tensor] | None]:
+    """Return functions that allocate gradients, None for unwanted ones.
+
+    That of packed rows takes their number.
+    """
+    x, h0, device, dtype = given.x, given.h0, given.x.device, given.dtype
+    H, N, cells = plan.cells[0][0].hidden_size, given.nan.shape[1], len(given.outs)
+    states = torch.float32 if h0 is None else h0.dtype
+    makers: list[Callable[..., Tensor]] = [
+        maker(x.shape, device, x.dtype)
+        if given.packing is None
+        else row_maker(x.shape[1], device, x.dtype),
+        maker((cells, N, H), device, states),
+    ]
+    for cell in (each for layer in plan.cells for each in layer):
+        shapes = ((3 * H, cell.input_size), (3 * H, H), (3 * H,), (3 * H,))
+        makers += [maker(shape, device, dtype) for shape in shapes[: (len(wanted) - 2) // cells]]
+    return [make if asked else None for make, asked in zip(makers, wanted, strict=True)]

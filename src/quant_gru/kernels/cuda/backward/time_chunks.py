@@ -18,20 +18,16 @@ MOST_BYTES = 512 << 20
 """The most memory of a backward besides its gradients; one step of a large batch may need more."""
 
 
-def most_steps(tape: Tape, precision: Precision, directions: int) -> int:
+def most_steps(N: int, C: int, H: int, precision: Precision, directions: int) -> int:
     """Return the number of steps whose backward needs at most `MOST_BYTES`, but at least one.
 
     Args:
-        tape: The inputs and outputs of the forward.
+        N: Rows.
+        C: Features.
+        H: Units.
         precision: How gradients are multiplied.
         directions: Directions that run in the same launches.
     """
-    (_, N, C), H = tape.x.shape, tape.out.shape[2]
-    return steps_of(N, C, H, precision, directions)
-
-
-def steps_of(N: int, C: int, H: int, precision: Precision, directions: int) -> int:
-    """Return `most_steps` for N rows of C features and H units."""
     derivatives = 2 * (8 if precision.half else 16)
     states = H * (derivatives + 4 + 6 * precision.dtype.itemsize)
     codes = (C + H) * (precision.dtype.itemsize + 2)

@@ -14,6 +14,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer, pack_requantizer
+from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda.planned_launches import arguments_of
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -180,9 +181,6 @@ def events(
 
 
 def _start(launch: _native.PlannedLaunch, of: Tensor, machine: Machine | None) -> None:
-    if machine is None:
-        from quant_gru.kernels.cuda.machine import machine_of
-
-        machine = machine_of(of.device)
+    machine = machine or machines.machine_of(of.device)
     kernel = Kernel.of(*launch[:3])
     machine.launch(kernel, planner.grid_of(launch[3]), arguments_of(launch))

@@ -13,6 +13,7 @@ from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
 from quant_gru.kernels import _native
+from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda import planned_launches
 from quant_gru.kernels.cuda.plan.cell import Cell, filled
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
@@ -85,11 +86,7 @@ def run_directions(
         for call in calls:
             call.last.copy_(call.h0)
         return [(call.out, call.last) for call in calls]
-    if machine is None:
-        from quant_gru.kernels.cuda.machine import machine_of
-
-        machine = machine_of(x.device)
-    _run(calls, machine)
+    _run(calls, machine or machines.machine_of(x.device))
     return [(call.out, call.last) for call in calls]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
+from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda.forward.launch_plan import Schedule, planned
 from quant_gru.kernels.cuda.plan.cell import Cell
 from quant_gru.kernels.cuda.plan.tensors import CHANGES, numbers_of
@@ -53,10 +54,7 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
     ):
         return kept[2]
     device = cells[0].weights.W.device
-    if machine is None:
-        from quant_gru.kernels.cuda.machine import machine_of
-
-        machine = machine_of(device)
+    machine = machine or machines.machine_of(device)
     runs = all(numbers_of(cell).form.narrow for cell in cells)
     stack = Stack(plan, machine) if runs else None
     how = "whole calls" if runs else "each layer by itself, with over 16 bits or rounded twice"
@@ -233,7 +231,7 @@ class Stack:
     def prepare_step(
         self,
         step: _native.PreparedStepGPU,
-        update: Prepared | None,
+        updates: Sequence[Prepared] | None,
         x: Tensor,
         h0: Tensor | None,
         packing: Packing | None,
@@ -244,7 +242,7 @@ class Stack:
 
         Args:
             step: The result of `prepared_step`.
-            update: Launches that repeat the update before that call; None if there are none.
+            updates: Launches that repeat the updates before that call; None if there are none.
             x: Input of that call.
             h0: Its initial states.
             packing: Its packing of rows.
@@ -252,9 +250,9 @@ class Stack:
             differentiable: Whether it kept data for a backward.
         """
         found = self._ran(x, h0, None, packing, dtype, differentiable)
-        if update is None or found is None:
+        if updates is None or found is None:
             return
-        key, schedule = found
+        (key, schedule), update = found, self.machine.join(updates)
         split = schedule.codes_of if differentiable and self.states > 1 else None
         step.add(key, differentiable, schedule.call, split)
         step.follow(update.native, self.machine.stream(), update)

@@ -282,7 +282,7 @@ class Lister {
         const Place dh0 = room(state, "dh0", d);
         slot(Slot::dh0) = is_wanted(1) ? results_[1] + state * index : dh0;
         if (form_.h0) slot(Slot::h0) = add_state(index, d);
-        if (form_.has_lengths) slot(Slot::lengths) = place_of(GRUTensor::lengths);
+        if (form_.is_packed) slot(Slot::lengths) = place_of(GRUTensor::lengths);
         if (form_.grad_last) slot(Slot::grad_last) = last_at_ + state * index;
         if (grad_) {
             slot(Slot::grad_out) = grad_at_ + 4 * d * H_ * grad_->unit;

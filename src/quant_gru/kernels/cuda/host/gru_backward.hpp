@@ -40,7 +40,7 @@ struct RealLayout {
 // What the launches depend on besides the cells.
 struct GRUBackwardForm {
     int64_t T, N;
-    bool has_lengths, is_packed;
+    bool is_packed;
     RealLayout x;
     std::optional<RealLayout> h0, grad_y, grad_last;  // absent ones are zeros
     int weights;                                      // dtype of the gradients of weights

@@ -74,11 +74,6 @@ def planes_of(bits: int) -> int:
     return 1 if bits <= 8 else 2
 
 
-def byte_offset(q: Quantizer) -> int:
-    """Return the offset that is subtracted from codes to fit signed 8 or 16 bits."""
-    return 0 if q.signed else 1 << (7 if q.bits <= 8 else 15)
-
-
 def form_of(plan: CellPlan) -> Form:
     """Return the form of a plan, from its widths and frozen numbers only."""
     w, large = plan.weights, _has_large_shared_memory(plan.weights.W.device)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quant_gru.integer.call_form import FLOATS
 from quant_gru.integer.plan import FrozenPart, WeightPart
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import code_limits
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cpu.plan_packing import pack_target
+from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.tensors import CHANGES, Numbers, kept_numbers
 from quant_gru.kernels.cuda.structs import KINDS, WeightsC
@@ -21,7 +22,6 @@ from quant_gru.kernels.cuda.structs import KINDS, WeightsC
 Given = tuple[tuple[int, torch.dtype | None], ...]
 """Address and dtype of W, R, bw and br in memory; (0, None) for a bias that is absent."""
 
-_REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _THREADS = 256
 # what the arguments share with those of an update on a CPU
 _TARGET = (
@@ -50,11 +50,7 @@ class Writer:
         part: WeightPart,
         machine: Machine | None = None,
     ) -> None:
-        if machine is None:
-            from quant_gru.kernels.cuda.machine import machine_of
-
-            machine = machine_of(part.W.device)
-        self._machine: Machine = machine
+        self._machine: Machine = machine or machines.machine_of(part.W.device)
         self._part = part
         rows = part.W.shape[0]
         self._space = torch.empty((4, rows), dtype=torch.float64, device=part.W.device)
@@ -92,7 +88,7 @@ class Writer:
         """Return whether the kernels can read these weights, by their dtype and device."""
         device = self._part.W.device
         for v in values:
-            if v is not None and (v.dtype not in _REAL or v.device != device):
+            if v is not None and (v.dtype not in FLOATS or v.device != device):
                 return False
         return True
 
@@ -165,10 +161,6 @@ class Writer:
             return None
         return self._launch
 
-    def join(self, launches: Sequence[Prepared]) -> Prepared:
-        """Combine launches of writers on the same GPU."""
-        return self._machine.join(launches)
-
     def _write(self, given: Given) -> None:
         if given is not self._given and given != self._given:
             self._given = given
@@ -200,7 +192,7 @@ class Writer:
 
     def _set(self, index: int, address: int, dtype: torch.dtype | None) -> None:
         """Point the arguments to W, R, bw or br, by index."""
-        c, real = self._arguments.operands[index % 2], 0 if dtype is None else _REAL[dtype]
+        c, real = self._arguments.operands[index % 2], 0 if dtype is None else FLOATS[dtype]
         if index < 2:
             c.w, c.w_real = address, real
         else:

@@ -55,11 +55,9 @@ nb::object Beside::get() const {
 void Compressed::keep(nb::object other) {
     // What is freed may run other code: last.
     Encoded before;
-    before.data = nb::none();
-    before.params = nb::none();
+    before.codes = nb::none();
     before.positive = nb::none();
-    std::swap(before.data, encoded_.data);
-    std::swap(before.params, encoded_.params);
+    std::swap(before.codes, encoded_.codes);
     std::swap(before.positive, encoded_.positive);
     beside_.reset();
     other_ = std::move(other);
@@ -71,7 +69,7 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
     if (holds_true(call(torch().is_grad_enabled))) held_rules().refuse_second_derivative();
     nb::object storage = decoded_.get(), tensor;
     if (storage.is_none()) {
-        tensor = encoded_.decode(encoded_.data, encoded_.params);
+        tensor = encoded_.decode(encoded_.codes);
         // The backward of ReLU passes what is above 0, however little.
         if (!encoded_.positive.is_none())
             tensor = held_rules().restore_positive(tensor, encoded_.positive);

@@ -82,9 +82,8 @@ class Beside {
 
 // What a tensor was encoded to, and how it is decoded.
 struct Encoded {
-    nanobind::object data, params;  // tensors, or None
-    nanobind::object decode;        // a function of both
-    nanobind::object positive;      // what `positive_mask` returned, or None
+    nanobind::object codes, decode;  // a codec.Coder's, or alike
+    nanobind::object positive;       // what `positive_mask` returned, or None
     nanobind::object shape, strides, dtype;
     int64_t held;
 };

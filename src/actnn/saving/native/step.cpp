@@ -65,9 +65,11 @@ bool is_attribute(const nb::handle &tensor, const nb::object &module) {
     const nb::object base = torch().base.of(tensor.ptr());
     const PyObject *const wanted = base.is_none() ? tensor.ptr() : base.ptr();
     const nb::object attributes = checked(PyObject_GetAttr(module.ptr(), words().dict.ptr()));
-    bool found = false;
-    for_each(attributes, [&](const nb::object &value) { found |= value.ptr() == wanted; });
-    return found;
+    Py_ssize_t position = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(attributes.ptr(), &position, &key, &value))
+        if (value == wanted) return true;
+    return false;
 }
 
 // The reason for views of what is kept for a reason.
@@ -215,7 +217,8 @@ nb::object Step::pack(const nb::handle &tensor) {
                     storage.owner);
     }
 
-    if (!storage.exact.is_valid() && in_custom_function()) storage.exact = words().custom;
+    if (!storage.exact.is_valid() && !storage.claim && in_custom_function())
+        storage.exact = words().custom;
     bool dense = d.is_dense();
     nb::object whole = nb::borrow(tensor);
     Description whole_d;
@@ -252,6 +255,7 @@ nb::object Step::pack(const nb::handle &tensor) {
             record(tensor, unrecorded, 0, nb::str("shared with ") + nb::str(nb::int_(shared)), {},
                    where.path);
             nb::object held = operand;
+            if (nb::isinstance<Compressed>(operand)) nb::inst_ptr<Compressed>(operand)->share();
             if (!scale.is_none()) held = self().attr("_scaled")(operand, scale);
             if (adaptive_) self().attr("_share")(shared, where.path);
             const nb::object packed = dense ? view_of(held, tensor, whole) : held;

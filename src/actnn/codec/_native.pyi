@@ -1,43 +1,54 @@
-"""The codec on a CPU. Tensors are given by address."""
+"""The codec on a CPU, and calls of it for tensors of one size."""
 
-def encode(
-    x: int,
-    data: int,
-    params: int,
-    bits: int,
-    ends: int,
-    rows: int,
-    m: int,
-    group: int,
-    capacity: int,
-    seed: int,
-    step: int,
-    tensor: int,
-    real: int,
-    stochastic: bool,
-    lowest: float,
-    highest: float,
-    threads: int,
-    /,
-) -> None: ...
-def decode(
-    x: int,
-    data: int,
-    params: int,
-    bits: int,
-    ends: int,
-    rows: int,
-    m: int,
-    group: int,
-    capacity: int,
-    seed: int,
-    step: int,
-    tensor: int,
-    real: int,
-    stochastic: bool,
-    lowest: float,
-    highest: float,
-    threads: int,
-    /,
-) -> None: ...
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+class Call:
+    def __init__(
+        self,
+        encodes: bool,
+        real: int,
+        bits: int,
+        group: int,
+        stochastic: bool,
+        rows: int,
+        m: int,
+        lowest: float,
+        highest: float,
+        threads: Callable[[], int],
+        type: type,
+        /,
+    ) -> None: ...
+    def __call__(
+        self,
+        x: Tensor | int,
+        data: Tensor | int,
+        params: Tensor | int,
+        state: Tensor | None,
+        bits: Tensor | None,
+        ends: Tensor | None,
+        capacity: int,
+        tensor: int,
+        /,
+    ) -> None: ...
+
+class Coder:
+    def __init__(
+        self,
+        device: int,
+        make_codes: Callable[[], Tensor],
+        make_tensor: Callable[[], Tensor],
+        codes_bytes: int,
+        encode: Callable[..., None],
+        decode: Callable[..., None],
+        encode_slowly: Callable[..., Any],
+        decode_slowly: Callable[..., Any],
+        type: type,
+        /,
+    ) -> None: ...
+    def encode(self, x: Tensor, state: Tensor, tensor: int, /) -> Any: ...
+    def decode(self, codes: Any, /) -> Tensor: ...
+
 def use_only_portable(only: bool, /) -> None: ...

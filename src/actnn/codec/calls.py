@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from actnn.codec import executors, ops, reference
 from actnn.codec.arguments import check, check_bounds, check_group
-from actnn.codec.codes import MOST_BITS, UNBOUNDED, Bounds, Codes, Key
+from actnn.codec.codes import MOST_BITS, UNBOUNDED, Bounds, Codes, Key, data_bytes
 from actnn.codec.memory_order import dense, flat, in_rows, rows_of
 
 _LEAST_MAGNITUDE = 2.0**-90  # of a group, so that the least step of a code is small beside it
 
-Decode: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Decode: TypeAlias = Callable[[Any], Tensor]
 
 
 class Coder(NamedTuple):
     """How tensors of one size and layout are encoded.
 
     Attributes:
-        encode: (tensor, state of the noise, id of the tensor) -> data and parameters.
-        decode: (data, parameters) -> the tensor.
+        encode: (tensor, state of the noise, id of the tensor) -> its codes with their parameters:
+            one block, or data and parameters.
+        decode: What `encode` returned -> the tensor.
         shape: Its shape.
         strides: Its strides.
+        frames: The functions of Python that these may run.
     """
 
-    encode: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+    encode: Callable[[Tensor, Tensor, int], Any]
     decode: Decode
     shape: torch.Size
     strides: tuple[int, ...]
+    frames: tuple[Callable[..., Any], ...]
 
 
 def encode(
@@ -110,12 +113,12 @@ def decode(codes: Codes) -> Tensor:
 
 
 def decoder_of(codes: Codes) -> Decode:
-    """Return a function that decodes data and parameters like those of codes."""
+    """Return a function that decodes a pair of data and parameters like those of codes."""
     bits, group, shape, strides = codes.bits, codes.group, codes.shape, codes.strides
     dtype, ends, bounds = codes.dtype, codes.ends, codes.bounds
 
-    def run(data: Tensor, params: Tensor) -> Tensor:
-        return decode(Codes(data, params, bits, group, shape, strides, dtype, ends, bounds))
+    def run(found: tuple[Tensor, Tensor]) -> Tensor:
+        return decode(Codes(*found, bits, group, shape, strides, dtype, ends, bounds))
 
     return run
 
@@ -126,7 +129,8 @@ def coder_of(
     """Return how tensors of one size and layout are encoded with equal bits.
 
     Args:
-        x: A tensor of these. On a GPU, the others begin at a multiple of 16 bytes if it does.
+        x: A tensor of these. Others that are not dense must be copied first; on a GPU, they begin
+            at a multiple of 16 bytes if it does.
         bits: Bits of a code.
         group: Elements of a group.
         stochastic: Whether codes are rounded stochastically.
@@ -134,33 +138,23 @@ def coder_of(
     """
     x = dense(x)
     shape, strides, dtype = x.shape, x.stride(), x.dtype
+    codes = data_bytes(x.numel(), bits)
 
     def encode_any(x: Tensor, state: Tensor, tensor: int) -> tuple[Tensor, Tensor]:
         key = Key(state, tensor)
         codes = encode(x, bits, key, group=group, stochastic=stochastic, bounds=bounds)
         return codes.data, codes.params
 
-    def decode_any(data: Tensor, params: Tensor) -> Tensor:
-        return decode(Codes(data, params, bits, group, shape, strides, dtype, None, bounds))
+    def decode_any(found: tuple[Tensor, Tensor] | Tensor) -> Tensor:
+        if isinstance(found, Tensor):
+            found = found[:codes], found[codes:].view(torch.bfloat16).view(-1, 2)
+        return decode(Codes(*found, bits, group, shape, strides, dtype, None, bounds))
 
-    found = executors.coder_on_gpu(x, bits, group, stochastic, bounds)
-    if found is None:
-        return Coder(encode_any, decode_any, shape, strides)
-    encode_here, decode_here = found
-    index, current = x.device.index, torch._C._cuda_getDevice
-    modes = torch._C._len_torch_dispatch_stack
-
-    def encode_fast(x: Tensor, state: Tensor, tensor: int) -> tuple[Tensor, Tensor]:
-        if modes() or current() != index:
-            return encode_any(x, state, tensor)
-        return encode_here(x, state, tensor)
-
-    def decode_fast(data: Tensor, params: Tensor) -> Tensor:
-        if modes() or current() != index:
-            return decode_any(data, params)
-        return decode_here(data, params)
-
-    return Coder(encode_fast, decode_fast, shape, strides)
+    slow = (encode_any, decode_any)
+    native = executors.coder_of(x, bits, group, stochastic, bounds, *slow)
+    if native is None:
+        return Coder(*slow, shape, strides, slow)
+    return Coder(native.encode, native.decode, shape, strides, slow)
 
 
 def fits(x: Tensor, group: int = 256, *, small: bool = True) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -10,7 +11,34 @@ from torch import Tensor
 from actnn.codec import _native
 from actnn.codec.codes import DTYPES, UNBOUNDED, Bounds, reached
 
-_WORD, _LONG = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+
+@lru_cache(maxsize=4096)
+def call_of(
+    function: Literal["encode", "decode"],
+    dtype: torch.dtype,
+    bits: int,
+    group: int,
+    stochastic: bool,
+    rows: int,
+    m: int,
+    bounds: Bounds = UNBOUNDED,
+) -> _native.Call:
+    """Return a call for tensors of one size, which takes what `launch_of` on a GPU returns.
+
+    Args:
+        function: What to do.
+        dtype: dtype of the elements.
+        bits: Bits of a code, or 0 for bits per row.
+        group: Elements of a group.
+        stochastic: Whether codes are rounded stochastically.
+        rows: Number of rows.
+        m: Elements of a row.
+        bounds: Of the elements.
+    """
+    encodes = function == "encode"
+    sizes = (bits, group, stochastic, rows, m)
+    ends = reached(bounds) if encodes else bounds
+    return _native.Call(encodes, DTYPES.index(dtype), *sizes, *ends, torch.get_num_threads, Tensor)
 
 
 def run(
@@ -49,26 +77,6 @@ def run(
     """
     if not len(params):
         return
-    if bits_of is None or ends is None:
-        bits_of = ends = torch.tensor([bits])
-        capacity = bits
-    seed, step = (0, 0) if state is None else state.tolist()
-    run = _native.encode if function == "encode" else _native.decode
-    run(
-        x.data_ptr(),
-        data.data_ptr(),
-        params.data_ptr(),
-        bits_of.data_ptr(),
-        ends.data_ptr(),
-        rows,
-        x.numel() // rows,
-        group,
-        capacity,
-        seed & _LONG,
-        step & _WORD,
-        tensor,
-        DTYPES.index(x.dtype),
-        stochastic,
-        *(reached(bounds) if function == "encode" else bounds),
-        torch.get_num_threads(),
-    )
+    sizes = (x.dtype, bits, group, stochastic, rows, x.numel() // rows)
+    start = call_of(function, *sizes, bounds)
+    start(x, data, params, state, bits_of, ends, capacity, tensor)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from actnn.codec import cpu, reference
-from actnn.codec.codes import UNBOUNDED, Bounds, data_bytes
+from actnn.codec import _native, cpu, reference
+from actnn.codec.codes import UNBOUNDED, Bounds, bytes_of, data_bytes
 from actnn.codec.cuda import executor as cuda
 from actnn.codec.memory_order import flat
 from actnn.codec.noise import RUN
@@ -99,46 +99,50 @@ def decode_flat(
     return x
 
 
-def coder_on_gpu(
-    x: Tensor, bits: int, group: int, stochastic: bool, bounds: Bounds
-) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]] | None:
-    """Return functions of native code that encode and decode tensors of one size and layout.
+def coder_of(
+    x: Tensor,
+    bits: int,
+    group: int,
+    stochastic: bool,
+    bounds: Bounds,
+    encode: Callable[[Tensor, Tensor, int], Any],
+    decode: Callable[[Any], Tensor],
+) -> _native.Coder | None:
+    """Return native code that encodes and decodes tensors of one size and layout.
 
     Args:
-        x: A dense tensor of these; the others begin at a multiple of 16 bytes if it does.
+        x: A dense tensor of these; on a GPU, the others begin at a multiple of 16 bytes if it does.
         bits: Bits of a code.
         group: Elements of a group.
         stochastic: Whether codes are rounded stochastically.
         bounds: Of the elements.
+        encode: What runs instead where a mode must see the tensors that are made, or another GPU is
+            the current one.
+        decode: The same for decoding; codes are a block of codes and parameters, or what `encode`
+            returned.
 
     Returns:
-        A function of a tensor, the state of the noise and the id of the tensor that returns data
-        and parameters; and a function of these that returns the tensor. Both expect the GPU of the
-        tensors to be the current one. None if no kernel can run there.
+        None if neither native code nor a kernel can run there.
     """
-    shape, strides, dtype, device, n = x.shape, x.stride(), x.dtype, x.device, x.numel()
-    if executor_of(device) != "cuda" or not n:
+    device, n = x.device, x.numel()
+    name = executor_of(device)
+    if name == "reference" or not n:
         return None
-    make_data, make_params = _makers(n, bits, group, device)
-    make = maker(shape, device, dtype, sorted(range(x.dim()), key=lambda i: -strides[i]))
-    same = (dtype, bits, group)
-    here = (1, n, device, bounds)
-    start_encode = cuda.launch_of("encode", *same, stochastic, cuda.in_tiles(x), *here)
-    # what is allocated begins at a multiple of 512 bytes
-    start_decode = cuda.launch_of("decode", *same, False, n < cuda.MOST_IN_TILES, *here)
-    as_made = make().stride() == strides  # strides of dimensions of one element may be any
-
-    def encode(x: Tensor, state: Tensor, tensor: int) -> tuple[Tensor, Tensor]:
-        data, params = make_data(), make_params()
-        start_encode(x, data, params, state, None, None, 0, tensor)
-        return data, params
-
-    def decode(data: Tensor, params: Tensor) -> Tensor:
-        x = make()
-        start_decode(x, data, params, None, None, None, 0, 0)
-        return x if as_made else x.as_strided(shape, strides)
-
-    return encode, decode
+    codes = data_bytes(n, bits)
+    make_codes = maker((bytes_of(n, bits, group),), device, torch.uint8)
+    make_tensor = maker(x.shape, device, x.dtype, x.stride())
+    form = (x.dtype, bits, group)
+    if name == "cpu":
+        start_encode: Any = cpu.call_of("encode", *form, stochastic, 1, n, bounds)
+        start_decode: Any = cpu.call_of("decode", *form, False, 1, n, bounds)
+    else:
+        here = (1, n, device, bounds)
+        start_encode = cuda.launch_of("encode", *form, stochastic, cuda.in_tiles(x), *here)
+        # what is allocated begins at a multiple of 512 bytes
+        start_decode = cuda.launch_of("decode", *form, False, n < cuda.MOST_IN_TILES, *here)
+    index = -1 if name == "cpu" else device.index
+    makers = (make_codes, make_tensor, codes)
+    return _native.Coder(index, *makers, start_encode, start_decode, encode, decode, Tensor)
 
 
 def sums_of(bits: Tensor) -> tuple[Tensor, Tensor]:

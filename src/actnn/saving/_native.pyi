@@ -34,9 +34,8 @@ class Compressed:
     """Codes of the tensor, in storage order; they fit every dense view of the same elements.
 
     Args:
-        data: Packed codes.
-        params: Parameters of the groups.
-        decode: A function of both that returns the tensor.
+        codes: Packed codes and the parameters of their groups, in the form that `decode` takes.
+        decode: Returns the tensor.
         positive: What `positive_mask` returned, if no element is below 0.
         shape: Shape of the tensor.
         strides: Strides of the decoded tensor.
@@ -47,9 +46,8 @@ class Compressed:
 
     def __init__(
         self,
-        data: Tensor,
-        params: Tensor,
-        decode: Callable[[Tensor, Tensor], Tensor],
+        codes: Any,
+        decode: Callable[[Any], Tensor],
         positive: Tensor | None,
         shape: torch.Size,
         strides: tuple[int, ...],

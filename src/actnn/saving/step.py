@@ -322,11 +322,11 @@ class Step(_native.Step):
     ) -> tuple[Callable[..., Any], Callable[..., Any], torch.Size, tuple[int, ...], int]:
         """Return how tensors like one are encoded: see `Coder` in saving/native/step.hpp."""
         group = self.saving.group
-        encode, decode, *layout = codec.coder_of(
-            tensor, bits, group, self.saving.stochastic, bounds
-        )
+        found = codec.coder_of(tensor, bits, group, self.saving.stochastic, bounds)
+        for function in found.frames:
+            uncompiled(function)
         nbytes = codec.bytes_of(tensor.numel(), bits, group)
-        return uncompiled(encode), uncompiled(decode), *layout, nbytes  # type: ignore[return-value]
+        return found.encode, found.decode, found.shape, found.strides, nbytes
 
     @uncompiled
     def _hold(
@@ -373,7 +373,8 @@ class Step(_native.Step):
         layout = (codes.shape, codes.strides, codes.dtype)
         decode = uncompiled(codec.decoder_of(codes))
         counter = self.saving.counter
-        return Compressed(codes.data, codes.params, decode, positive, *layout, held, counter)
+        found = codes.data, codes.params
+        return Compressed(found, decode, positive, *layout, held, counter)
 
     @uncompiled
     def _look_back(self, result: Tensor, is_new: bool) -> Again | None:

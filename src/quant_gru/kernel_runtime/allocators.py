@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,7 +22,7 @@ def maker(
     shape: Sequence[int],
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-    order: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
 ) -> Maker:
     """Return a function like `torch.empty` that takes a third of its time on the host.
 
@@ -29,12 +30,11 @@ def maker(
         shape: Shape of the tensors.
         device: Device of the tensors; a GPU must be the current device at each call.
         dtype: dtype of the tensors.
-        order: Dimensions by descending stride; None for contiguous tensors.
+        strides: Strides of the tensors; None for contiguous ones.
     """
-    strides, step = [0] * len(shape), 1
-    for dimension in reversed(range(len(shape)) if order is None else order):
-        strides[dimension] = step
-        step *= max(shape[dimension], 1)
+    if strides is None:
+        sizes = [max(size, 1) for size in shape[1:]]
+        strides = [math.prod(sizes[i:]) for i in range(len(shape))]
     return functools.partial(_function(device), tuple(shape), tuple(strides), dtype)
 
 

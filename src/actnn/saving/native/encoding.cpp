@@ -49,6 +49,8 @@ Decision Step::decide(const nb::handle &whole, const Description &d, const Op *m
 nb::object Step::encode(const nb::handle &tensor, const Description &d, bool dense,
                         const Decision &decision, const Decision *cached) {
     const Torch &t = torch();
+    const nb::object source =
+        dense ? nb::borrow(tensor) : t.detach.call(tensor.ptr()).attr("contiguous")();
     Coder fresh;
     Coder *coder = &fresh;
     if (cached && dense) {
@@ -59,7 +61,7 @@ nb::object Step::encode(const nb::handle &tensor, const Description &d, bool den
         coder = &decisions_.coders[std::move(key)];
     }
     if (!coder->encode.is_valid()) {  // new, or an error came the last time
-        const nb::object found = self().attr("_coder")(tensor, decision.bits, decision.bounds);
+        const nb::object found = self().attr("_coder")(source, decision.bits, decision.bounds);
         *coder = {found[0],
                   found[1],
                   found[2],
@@ -69,15 +71,15 @@ nb::object Step::encode(const nb::handle &tensor, const Description &d, bool den
     }
     nb::object &state = states_[d.device];
     if (!state.is_valid()) state = self().attr("_noise_state")(t.device.of(tensor.ptr()));
-    const nb::object codes = coder->encode(tensor, state, next());
+    const nb::object codes = coder->encode(source, state, next());
     nb::object positive = nb::none();
     int64_t held = coder->held;
     if (decision.positive && dense) {
         positive = self().attr("_positive")(tensor);
         held += nb::cast<int64_t>(positive.attr("nbytes"));
     }
-    Encoded encoded{codes[0],     codes[1],       coder->decode, positive,
-                    coder->shape, coder->strides, coder->dtype,  held};
+    Encoded encoded{codes,          coder->decode, positive, coder->shape,
+                    coder->strides, coder->dtype,  held};
     return nb::cast(new Compressed(std::move(encoded), counter_), nb::rv_policy::take_ownership);
 }
 

@@ -24,10 +24,12 @@ bool Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
     return found;
 }
 
-// Detached: an output that held itself through its own autograd node would never be freed.
+// An output that held itself through its own autograd node would never be freed.
 Kept::Kept(const nb::handle &tensor, int64_t held, std::shared_ptr<Counter> counter)
-    : tensor_(torch().is_parameter(tensor.ptr()) ? nb::borrow(tensor)
-                                                 : torch().detach.call(tensor.ptr())),
+    : tensor_(torch().is_parameter(tensor.ptr()) ||
+                      !holds_true(torch().requires_grad.of(tensor.ptr()))
+                  ? nb::borrow(tensor)
+                  : torch().detach.call(tensor.ptr())),
       version_(torch().tensors.version(tensor.ptr())),
       share_(std::move(counter), held) {}
 
@@ -55,11 +57,9 @@ nb::object Beside::get() const {
 void Compressed::keep(nb::object other) {
     // What is freed may run other code: last.
     Encoded before;
-    before.data = nb::none();
-    before.params = nb::none();
+    before.codes = nb::none();
     before.positive = nb::none();
-    std::swap(before.data, encoded_.data);
-    std::swap(before.params, encoded_.params);
+    std::swap(before.codes, encoded_.codes);
     std::swap(before.positive, encoded_.positive);
     beside_.reset();
     other_ = std::move(other);
@@ -69,14 +69,14 @@ void Compressed::keep(nb::object other) {
 nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
     if (other_.is_valid()) return actnn::unpack(other_, view);
     if (holds_true(call(torch().is_grad_enabled))) held_rules().refuse_second_derivative();
-    nb::object storage = decoded_.get(), tensor;
+    const nb::object storage = decoded_.get();
+    nb::object tensor;
     if (storage.is_none()) {
-        tensor = encoded_.decode(encoded_.data, encoded_.params);
+        tensor = encoded_.decode(encoded_.codes);
         // The backward of ReLU passes what is above 0, however little.
         if (!encoded_.positive.is_none())
             tensor = held_rules().restore_positive(tensor, encoded_.positive);
-        storage = torch().storage.call(tensor.ptr());
-        decoded_ = WeakStorage(storage);
+        if (is_shared_) decoded_ = WeakStorage(torch().storage.call(tensor.ptr()));
         if (!view.is_none())
             tensor = torch().as_strided(tensor, item(view, 0), item(view, 1), item(view, 2));
     } else {

@@ -82,9 +82,8 @@ class Beside {
 
 // What a tensor was encoded to, and how it is decoded.
 struct Encoded {
-    nanobind::object data, params;  // tensors, or None
-    nanobind::object decode;        // a function of both
-    nanobind::object positive;      // what `positive_mask` returned, or None
+    nanobind::object codes, decode;  // a codec.Coder's, or alike
+    nanobind::object positive;       // what `positive_mask` returned, or None
     nanobind::object shape, strides, dtype;
     int64_t held;
 };
@@ -97,6 +96,8 @@ class Compressed {
     int64_t held() const { return share_.bytes(); }
     // Holds another form of the tensor instead of the codes, such as the tensor itself.
     void keep(nanobind::object other);
+    // Says that the tensor was saved more than once.
+    void share() { is_shared_ = true; }
     // Finds out what backward does with codes of so many bits.
     void watch(std::shared_ptr<Use> use, int64_t bits) {
         use_ = std::move(use);
@@ -124,6 +125,7 @@ class Compressed {
     nanobind::object other_;
     // An autograd node that saved one tensor twice unpacks it twice before it runs. The weak
     // reference does not prolong the life of the first, so that the peak stays.
+    bool is_shared_ = false;
     WeakStorage decoded_;
     std::shared_ptr<Use> use_;
     int64_t bits_ = 0;

@@ -53,16 +53,16 @@ NB_MODULE(_native, m) {
     nb::class_<Compressed>(m, "Compressed", nb::is_weak_referenceable())
         .def(
             "__init__",
-            [](Compressed *self, nb::object data, nb::object params, nb::object decode,
-               nb::object positive, nb::object shape, nb::object strides, nb::object dtype,
-               int64_t held, std::shared_ptr<Counter> counter) {
-                new (self) Compressed(
-                    {std::move(data), std::move(params), std::move(decode), std::move(positive),
-                     std::move(shape), std::move(strides), std::move(dtype), held},
-                    std::move(counter));
+            [](Compressed *self, nb::object codes, nb::object decode, nb::object positive,
+               nb::object shape, nb::object strides, nb::object dtype, int64_t held,
+               std::shared_ptr<Counter> counter) {
+                new (self)
+                    Compressed({std::move(codes), std::move(decode), std::move(positive),
+                                std::move(shape), std::move(strides), std::move(dtype), held},
+                               std::move(counter));
             },
-            nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
-            nb::arg(), nb::arg())
+            nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+            nb::arg())
         .def_prop_ro("held", &Compressed::held)
         .def("keep", &Compressed::keep)
         .def("divided", &Compressed::divided)

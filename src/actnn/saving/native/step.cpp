@@ -20,7 +20,8 @@ struct Words {
                again = nb::str("made again in backward"),
                divided = nb::str("divided by in backward"), custom = nb::str("saved by a Function"),
                parameter = nb::str("parameter"), buffer = nb::str("buffer"), leaf = nb::str("leaf"),
-               of_parameter = nb::str("view of a parameter"), of_leaf = nb::str("view of a leaf"),
+               of_parameter = nb::str("view of a parameter"),
+               of_buffer = nb::str("view of a buffer"), of_leaf = nb::str("view of a leaf"),
                not_floating = nb::str("not floating point"),
                without_gradient = nb::str("without gradient"), children = nb::str("_modules"),
                buffers = nb::str("_buffers"), parameters = nb::str("_parameters"),
@@ -64,9 +65,18 @@ bool is_attribute(const nb::handle &tensor, const nb::object &module) {
     const nb::object base = torch().base.of(tensor.ptr());
     const PyObject *const wanted = base.is_none() ? tensor.ptr() : base.ptr();
     const nb::object attributes = checked(PyObject_GetAttr(module.ptr(), words().dict.ptr()));
-    bool found = false;
-    for_each(attributes, [&](const nb::object &value) { found |= value.ptr() == wanted; });
-    return found;
+    Py_ssize_t position = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(attributes.ptr(), &position, &key, &value))
+        if (value == wanted) return true;
+    return false;
+}
+
+// The reason for views of what is kept for a reason.
+nb::object view_of_a(const nb::object &known) {
+    if (known.is(words().parameter)) return words().of_parameter;
+    if (known.is(words().buffer)) return words().of_buffer;
+    return nb::str("view of a ") + known;
 }
 
 // A view of elements that are held once; whole: the dense tensor that is held.
@@ -203,11 +213,12 @@ nb::object Step::pack(const nb::handle &tensor) {
     if (is_new) storage.reference = WeakStorage(storage_object);
     if (storage.known.is_valid()) {  // alive anyway, so that nothing is to be shared
         const bool is_view = !t.base.of(tensor.ptr()).is_none();
-        nb::object reason = is_view ? nb::str("view of a ") + storage.known : storage.known;
-        return keep(tensor, std::move(reason), 0, {}, storage.owner);
+        return keep(tensor, is_view ? view_of_a(storage.known) : storage.known, 0, {},
+                    storage.owner);
     }
 
-    if (!storage.exact.is_valid() && in_custom_function()) storage.exact = words().custom;
+    if (!storage.exact.is_valid() && !storage.claim && in_custom_function())
+        storage.exact = words().custom;
     bool dense = d.is_dense();
     nb::object whole = nb::borrow(tensor);
     Description whole_d;
@@ -244,6 +255,7 @@ nb::object Step::pack(const nb::handle &tensor) {
             record(tensor, unrecorded, 0, nb::str("shared with ") + nb::str(nb::int_(shared)), {},
                    where.path);
             nb::object held = operand;
+            if (nb::isinstance<Compressed>(operand)) nb::inst_ptr<Compressed>(operand)->share();
             if (!scale.is_none()) held = self().attr("_scaled")(operand, scale);
             if (adaptive_) self().attr("_share")(shared, where.path);
             const nb::object packed = dense ? view_of(held, tensor, whole) : held;

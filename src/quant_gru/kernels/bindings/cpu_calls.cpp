@@ -58,9 +58,10 @@ Maker TensorMakers::of(size_t dtype, const std::vector<int64_t> &shape, bool row
     if (found != kept_.end()) return found->second;
     nb::list sizes;
     for (int64_t size : shape) sizes.append(size);
-    const nb::object order = rows_first ? nb::object(nb::make_tuple(1, 0, 2)) : nb::none();
+    nb::object strides = nb::none();
+    if (rows_first) strides = nb::make_tuple(shape[2], shape[0] * shape[2], 1);
     const Maker made(maker_(nb::tuple(sizes), nb::arg("dtype") = nb::object(dtypes_[dtype]),
-                            nb::arg("order") = order));
+                            nb::arg("strides") = strides));
     // Replaced as a whole, because other threads may run whenever an object is released.
     decltype(kept_) before;
     if (kept_.size() >= kMostMakers) std::swap(kept_, before);

@@ -30,8 +30,8 @@ class Setting {
 class TensorMakers {
  public:
     // dtypes: of real values in the order of Float, then of codes in the order of Container.
-    // maker(shape, dtype=, order=) returns the argument of a Maker; order has the dimensions by
-    // descending stride, or is None.
+    // maker(shape, dtype=, strides=) returns the argument of a Maker; strides are None for
+    // contiguous tensors.
     TensorMakers(const nanobind::tuple &dtypes, nanobind::object maker)
         : dtypes_(dtypes), maker_(std::move(maker)) {}
 

@@ -165,7 +165,7 @@ class Schedule:
             maker((T, N, width), device, form.results),
             row_maker(width, device, form.results)
             if form.is_packed
-            else maker((N, T, width), device, form.results, order=(1, 0, 2)),
+            else maker((N, T, width), device, form.results, (width, N * width, 1)),
             maker((states, N, H), device, form.last),
             maker((plan.space,), device, torch.int8),
         ]

@@ -186,6 +186,7 @@ def set_held_rules(
     refuse_second_derivative: Callable[[], None],
     restore_positive: Callable[[Tensor, Tensor], Tensor],
     view_of_storage: Callable[..., Tensor],
+    limit_normalized: Callable[[Tensor, Tensor, torch.Size], Tensor],
     /,
 ) -> None: ...
 def set_divides(divides: Callable[[Tensor, int, str | None], bool], /) -> None: ...

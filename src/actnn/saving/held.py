@@ -12,6 +12,8 @@ from actnn.errors import ActNNError
 from actnn.saving import _native
 from actnn.saving._native import Compressed, Kept, View
 from actnn.saving.bit_masks import restore_positive
+from actnn.saving.norm_limits import limit_normalized
+from actnn.saving.uncompiled import uncompiled
 
 __all__ = ["Compressed", "Held", "Kept", "Layout", "View"]
 
@@ -81,4 +83,10 @@ def refuse_second_derivative(
         )
 
 
-_native.set_held_rules(refuse_changed, refuse_second_derivative, restore_positive, _view_of_storage)
+_native.set_held_rules(
+    refuse_changed,
+    refuse_second_derivative,
+    restore_positive,
+    _view_of_storage,
+    uncompiled(limit_normalized),
+)

@@ -34,6 +34,7 @@ from actnn.saving.exclusions import (
     weight_reason,
 )
 from actnn.saving.held import Compressed, Held, Kept, View
+from actnn.saving.norm_limits import STATISTIC, STATISTICS
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
@@ -41,7 +42,7 @@ from actnn.saving.scaled import Scale, Scaled
 from actnn.saving.settings import Bits, Settings
 from actnn.saving.uncompiled import uncompiled
 
-_native.set_rules(KEEP, FORMS, COMPARING | REPEATED)
+_native.set_rules(KEEP, FORMS, COMPARING | REPEATED | STATISTICS)
 _native.set_divides(uncompiled(divides))
 _KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
 SLOPES = "codes of the derivative"  # the reason in records
@@ -388,6 +389,8 @@ class Step(_native.Step):
         """
         if op_of(result) in REPEATED:
             return self._repeat(result) if is_new else None
+        if op_of(result) in STATISTICS and result.output_nr:
+            self.keep_exact(result, STATISTIC)
         if is_compared(result):
             self._keep_compared(result)
         return None

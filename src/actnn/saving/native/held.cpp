@@ -90,7 +90,8 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
     const bool steep =
         use_ && use_->ask(tensor, bits_, silent ? nb::object(nb::none()) : use_->path);
     if (steep && !silent) *use_->warned = true;
-    return steep && kept.is_valid() ? kept : tensor;
+    if (steep && kept.is_valid()) return kept;
+    return held_rules().limit_normalized(tensor, encoded_.params, encoded_.shape);
 }
 
 void View::keep(nb::object other) {

@@ -160,7 +160,7 @@ nanobind::object unpack(const nanobind::handle &held, const nanobind::handle &vi
 // Functions of Python that the forms call; see saving/held.py.
 struct HeldRules {
     nanobind::object refuse_changed, refuse_second_derivative, restore_positive, view_of_storage,
-        divides;
+        limit_normalized, divides;
 };
 HeldRules &held_rules();
 

@@ -118,12 +118,14 @@ NB_MODULE(_native, m) {
         .def("_last_kept", &Step::last_kept);
     m.def("set_rules", &set_rules);
     m.def("set_held_rules", [](nb::object refuse_changed, nb::object refuse_second_derivative,
-                               nb::object restore_positive, nb::object view_of_storage) {
+                               nb::object restore_positive, nb::object view_of_storage,
+                               nb::object limit_normalized) {
         HeldRules &rules = held_rules();
         rules.refuse_changed = refuse_changed;
         rules.refuse_second_derivative = refuse_second_derivative;
         rules.restore_positive = restore_positive;
         rules.view_of_storage = view_of_storage;
+        rules.limit_normalized = limit_normalized;
     });
     m.def("set_divides", [](nb::object divides) { held_rules().divides = divides; });
     m.def("mark_computed", [] { Step::marked_computed = true; });

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from actnn.saving.held import Held, Layout
 from actnn.saving.records import Choice, Record
+from actnn.saving.sides import Intervals, Sides
 
 class Counter:
     """Bytes that are held for the backward passes to come."""
@@ -37,7 +38,7 @@ class Compressed:
         data: Packed codes.
         params: Parameters of the groups.
         decode: A function of both that returns the tensor.
-        positive: What `positive_mask` returned, if no element is below 0.
+        sides: What `positive_mask` returned, if no element is below 0, or `Sides`.
         shape: Shape of the tensor.
         strides: Strides of the decoded tensor.
         dtype: Its dtype.
@@ -50,7 +51,7 @@ class Compressed:
         data: Tensor,
         params: Tensor,
         decode: Callable[[Tensor, Tensor], Tensor],
-        positive: Tensor | None,
+        sides: Tensor | Sides | None,
         shape: torch.Size,
         strides: tuple[int, ...],
         dtype: torch.dtype,
@@ -65,6 +66,10 @@ class Compressed:
         """Say that backward divides by the tensor: the next ones like it are to be exact."""
         ...
 
+    def compares(self, intervals: Intervals, /) -> None:
+        """Say with what backward compares the tensor: the next ones like it get their sides."""
+        ...
+
     def hold_beside(self, tensor: Tensor | None, /) -> None:
         """Hold the tensor beside its codes, for operations that divide by it; None: only codes."""
         ...
@@ -76,6 +81,7 @@ class View:
 
     def keep(self, other: Held, /) -> None: ...
     def divided(self) -> None: ...
+    def compares(self, intervals: Intervals, /) -> None: ...
     def hold_beside(self, tensor: Tensor | None, /) -> None: ...
     def unpack(self) -> Tensor: ...
 
@@ -184,12 +190,12 @@ def set_rules(keep: Choice, forms: frozenset[str], looking_back: frozenset[str],
 def set_held_rules(
     refuse_changed: Callable[[Tensor, int], None],
     refuse_second_derivative: Callable[[], None],
-    restore_positive: Callable[[Tensor, Tensor], Tensor],
+    restore_sides: Callable[[Tensor, Tensor | Sides], Tensor],
     view_of_storage: Callable[..., Tensor],
     limit_normalized: Callable[[Tensor, Tensor, torch.Size], Tensor],
     /,
 ) -> None: ...
-def set_divides(divides: Callable[[Tensor, int, str | None], bool], /) -> None: ...
+def set_divides(divides: Callable[[Tensor, int, str | None], bool | Intervals], /) -> None: ...
 def mark_computed() -> None: ...
 def begin(step: Step, /) -> None: ...
 def end() -> None: ...

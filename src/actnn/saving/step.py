@@ -33,16 +33,32 @@ from actnn.saving.exclusions import (
     tensors_in,
     weight_reason,
 )
-from actnn.saving.held import Compressed, Held, Kept, View
-from actnn.saving.norm_limits import STATISTIC, STATISTICS
+from actnn.saving.held import (
+    Compressed,
+    Held,
+    Kept,
+    View,
+    refuse_changed,
+    refuse_second_derivative,
+    view_of_storage,
+)
+from actnn.saving.norm_limits import STATISTIC, STATISTICS, limit_normalized
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
 from actnn.saving.scaled import Scale, Scaled
 from actnn.saving.settings import Bits, Settings
+from actnn.saving.sides import COMPARED_WITH, Intervals, restore_sides, sides_of
 from actnn.saving.uncompiled import uncompiled
 
 _native.set_rules(KEEP, FORMS, COMPARING | REPEATED | STATISTICS)
+_native.set_held_rules(
+    refuse_changed,
+    refuse_second_derivative,
+    restore_sides,
+    view_of_storage,
+    uncompiled(limit_normalized),
+)
 _native.set_divides(uncompiled(divides))
 _KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
 SLOPES = "codes of the derivative"  # the reason in records
@@ -115,7 +131,7 @@ class Step(_native.Step):
         self._queue = Queue()
         self.announced = ("", 0)
         self.kept_until = 0
-        self._recent = Recent(self._keep_divided) if self.is_first else None
+        self._recent = Recent(self._keep_divided, self._keep_sides) if self.is_first else None
         self._is_looked_at = False
 
     def look_at(self, results: object) -> None:
@@ -436,7 +452,7 @@ class Step(_native.Step):
         if self._recent is not None:
             self._recent.add(tensor, packed, record, self.records[record].choice.bits)
 
-    def _keep_divided(self, saved: Saved) -> None:
+    def _keep_divided(self, saved: Saved, reason: str = DIVIDED) -> None:
         """Hold a tensor by which backward divides without rounding, unless a choice names it."""
         packed, record = saved.packed(), self.records[saved.record]
         if packed is None or isinstance(packed, Kept):
@@ -458,10 +474,17 @@ class Step(_native.Step):
         else:
             base = tensor if tensor._base is None else tensor._base
             held, choice = self._keep_operand(tensor, base.nbytes), KEEP
-        if isinstance(packed, (Compressed, View, Slope)):
+        if reason == DIVIDED and isinstance(packed, (Compressed, View, Slope)):
             packed.divided()
         packed.keep(held)
-        self.records.change(saved.record, held.held, DIVIDED, choice)
+        self.records.change(saved.record, held.held, reason, choice)
+
+    def _keep_sides(self, intervals: Intervals, saved: Saved) -> None:
+        """Hold a tensor that backward compares with bounds; later ones have sides instead."""
+        packed = saved.packed()
+        if isinstance(packed, (Compressed, View)):
+            packed.compares(intervals)
+            self._keep_divided(saved, COMPARED_WITH)
 
     @uncompiled
     def _share(self, record: int, path: str) -> None:
@@ -472,6 +495,7 @@ class Step(_native.Step):
     _whole = staticmethod(uncompiled(whole_of))
     _weight_reason = staticmethod(uncompiled(weight_reason))
     _positive = staticmethod(uncompiled(positive_mask))
+    _sides = staticmethod(uncompiled(sides_of))
 
     @uncompiled
     def _noise_state(self, device: torch.device) -> Tensor:

@@ -18,8 +18,20 @@ HeldRules &held_rules() {
     return *found;
 }
 
+void Use::compares(const nb::handle &with) {
+    if (!any) return;
+    if (!intervals.is_valid()) intervals = checked(PyDict_New());
+    if (PyDict_Update(intervals.ptr(), with.ptr())) throw nb::python_error();
+    *any = true;
+}
+
 bool Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
-    const bool found = holds_true(held_rules().divides(tensor, bits, named));
+    const nb::object answer = held_rules().divides(tensor, bits, named);
+    if (PyDict_Check(answer.ptr())) {
+        compares(answer);
+        return true;
+    }
+    const bool found = holds_true(answer);
     if (found && any) divides = *any = true;
     return found;
 }
@@ -57,10 +69,10 @@ void Compressed::keep(nb::object other) {
     Encoded before;
     before.data = nb::none();
     before.params = nb::none();
-    before.positive = nb::none();
+    before.sides = nb::none();
     std::swap(before.data, encoded_.data);
     std::swap(before.params, encoded_.params);
-    std::swap(before.positive, encoded_.positive);
+    std::swap(before.sides, encoded_.sides);
     beside_.reset();
     other_ = std::move(other);
     share_.set(0);  // the other counts
@@ -72,9 +84,8 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
     nb::object storage = decoded_.get(), tensor;
     if (storage.is_none()) {
         tensor = encoded_.decode(encoded_.data, encoded_.params);
-        // The backward of ReLU passes what is above 0, however little.
-        if (!encoded_.positive.is_none())
-            tensor = held_rules().restore_positive(tensor, encoded_.positive);
+        // The backward of ReLU passes what is above 0, however little; others have other bounds.
+        if (!encoded_.sides.is_none()) tensor = held_rules().restore_sides(tensor, encoded_.sides);
         storage = torch().storage.call(tensor.ptr());
         decoded_ = WeakStorage(storage);
         if (!view.is_none())
@@ -89,7 +100,7 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
     const bool silent = kept.is_valid() || (use_ && *use_->warned);
     const bool steep =
         use_ && use_->ask(tensor, bits_, silent ? nb::object(nb::none()) : use_->path);
-    if (steep && !silent) *use_->warned = true;
+    if (steep && !silent && use_->divides) *use_->warned = true;
     if (steep && kept.is_valid()) return kept;
     return held_rules().limit_normalized(tensor, encoded_.params, encoded_.shape);
 }

@@ -54,10 +54,10 @@ NB_MODULE(_native, m) {
         .def(
             "__init__",
             [](Compressed *self, nb::object data, nb::object params, nb::object decode,
-               nb::object positive, nb::object shape, nb::object strides, nb::object dtype,
+               nb::object sides, nb::object shape, nb::object strides, nb::object dtype,
                int64_t held, std::shared_ptr<Counter> counter) {
                 new (self) Compressed(
-                    {std::move(data), std::move(params), std::move(decode), std::move(positive),
+                    {std::move(data), std::move(params), std::move(decode), std::move(sides),
                      std::move(shape), std::move(strides), std::move(dtype), held},
                     std::move(counter));
             },
@@ -66,12 +66,14 @@ NB_MODULE(_native, m) {
         .def_prop_ro("held", &Compressed::held)
         .def("keep", &Compressed::keep)
         .def("divided", &Compressed::divided)
+        .def("compares", &Compressed::compares)
         .def("hold_beside", &Compressed::hold_beside, nb::arg().none())
         .def("unpack", nb::overload_cast<const nb::handle &>(&Compressed::unpack),
              nb::arg("view") = nb::none());
     nb::class_<View>(m, "View", nb::is_weak_referenceable())
         .def("keep", &View::keep)
         .def("divided", &View::divided)
+        .def("compares", &View::compares)
         .def("hold_beside", &View::hold_beside, nb::arg().none())
         .def("unpack", &View::unpack);
     nb::class_<ModulePaths>(m, "ModulePaths")
@@ -117,16 +119,16 @@ NB_MODULE(_native, m) {
         .def("_operands", &Step::operands)
         .def("_last_kept", &Step::last_kept);
     m.def("set_rules", &set_rules);
-    m.def("set_held_rules", [](nb::object refuse_changed, nb::object refuse_second_derivative,
-                               nb::object restore_positive, nb::object view_of_storage,
-                               nb::object limit_normalized) {
-        HeldRules &rules = held_rules();
-        rules.refuse_changed = refuse_changed;
-        rules.refuse_second_derivative = refuse_second_derivative;
-        rules.restore_positive = restore_positive;
-        rules.view_of_storage = view_of_storage;
-        rules.limit_normalized = limit_normalized;
-    });
+    m.def("set_held_rules",
+          [](nb::object refuse_changed, nb::object refuse_second_derivative,
+             nb::object restore_sides, nb::object view_of_storage, nb::object limit_normalized) {
+              HeldRules &rules = held_rules();
+              rules.refuse_changed = refuse_changed;
+              rules.refuse_second_derivative = refuse_second_derivative;
+              rules.restore_sides = restore_sides;
+              rules.view_of_storage = view_of_storage;
+              rules.limit_normalized = limit_normalized;
+          });
     m.def("set_divides", [](nb::object divides) { held_rules().divides = divides; });
     m.def("mark_computed", [] { Step::marked_computed = true; });
     m.def("begin", [](nb::handle step) { running.push_back(step.ptr()); });

@@ -181,7 +181,8 @@ class Step {
                     const Where &where, const nanobind::object &exact, const nanobind::object &op,
                     const Decision *&cached);
     nanobind::object encode(const nanobind::handle &tensor, const Description &d, bool dense,
-                            const Decision &decision, const Decision *cached);
+                            const Decision &decision, const Decision *cached,
+                            const nanobind::object &intervals);
     nanobind::object keep(const nanobind::handle &tensor, nanobind::object reason, int64_t nbytes,
                           nanobind::object choice = {}, nanobind::object path = {},
                           nanobind::object op = {}, std::shared_ptr<Use> use = {});

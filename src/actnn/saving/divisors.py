@@ -135,7 +135,10 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool | Intervals:
 def _is_last(node: Any) -> bool:
     """Whether a node belongs to the end of a function, by whose result a loss may divide."""
     if _made_of_ends(node) in (_SOME, _ALL) and node.name() not in _ENDS:
-        return any(_LAST in each.metadata for each in _ends_of(node))
+        is_last = any(_LAST in each.metadata for each in _ends_of(node))
+        if is_last and _is_square(node):
+            _mark(node)
+        return is_last
     operands = _operands_of(node)
     if node.name() in _SOURCES:
         return any(_LAST in each.metadata for each in operands)
@@ -210,7 +213,7 @@ def _made_of_ends(node: Any) -> int:
     left = [node]
     while left:
         each = left[-1]
-        is_end = each.name() in _ENDS
+        is_end = each.name() in _ENDS or _is_square(each)
         operands = [] if is_end or each.name() not in _PASSED | _PRODUCTS else _operands_of(each)
         unknown = [operand for operand in operands if _MADE not in operand.metadata]
         left += unknown
@@ -244,9 +247,21 @@ def _ends_of(node: Any) -> list[Any]:
             found.append(each)
         if each.name() in _SOURCES:
             found += _operands_of(each)
+        elif _is_square(each):  # a loss may solve equations with it, as with products that it sees
+            for maker in _makers(_operands_of(each)):
+                found += [maker, *_operands_of(maker)]
         elif each.name() not in _ENDS:
             left += [(operand, depth - (made == _SOME)) for operand in _operands_of(each)]
     return found
+
+
+def _is_square(node: Any) -> bool:
+    """Whether a node makes the product of a tensor with itself, as covariances are."""
+    operands = _operands_of(node)
+    if node.name() not in _PRODUCTS or len(operands) != 2:
+        return False
+    a, b = (set(_makers([each], FORMS)) for each in operands)
+    return bool(a & b)
 
 
 def _hands_on(node: Any) -> bool:

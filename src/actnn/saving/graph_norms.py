@@ -48,6 +48,9 @@ def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
         backward: The backward graph; what it reads or computes again has the names of the forward
             graph.
     """
+    made = {node.name: node for node in forward.nodes}
+    for node in list(backward.nodes):
+        _limit_operator(node, made)
     norms = [norm for node in forward.nodes for norm in _norms_of(node)]
     if norms:
         again = _Again(forward, backward)
@@ -58,6 +61,44 @@ def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
 def is_limit(node: fx.Node) -> bool:
     """Whether a node is a part of the scale of `limit_normalized`."""
     return _LIMIT in node.meta
+
+
+def _limit_operator(node: fx.Node, made: dict[str, fx.Node]) -> None:
+    """Limit what a node reads if it is the backward of a norm as one operator.
+
+    Args:
+        node: A node of the backward graph.
+        made: Name -> node of the forward graph.
+    """
+    given: Any = node.args
+    eps = 0.0  # that of layer norms is not known where operators run one by one, either
+    if node.target is _aten.native_layer_norm_backward.default:
+        x, shape, mean, scale = given[1:5]
+        rows, size = x, x.meta["val"].dim()
+        dims, others = list(range(size - len(shape), size)), []
+    elif node.target is _aten.native_group_norm_backward.default:
+        x, mean, scale, _, samples, _, _, groups = given[1:9]
+        before = [each for each in (x, samples, groups) if isinstance(each, fx.Node)]
+        rows = _add(node.graph, before, _aten.reshape.default, x, [samples, groups, -1])
+        source = _first_of(made[mean.name]).args[0] if mean.name in made else None
+        eps = source.args[-1] if isinstance(source, fx.Node) else 0.0  # type: ignore[assignment]
+        dims, others = [2], [2]
+    elif node.target is _aten.native_batch_norm_backward.default and _is_one(given[1], given[7]):
+        x, (mean, scale), eps = given[1], given[5:7], given[8]
+        rows = x
+        dims = others = [0, *range(2, x.meta["val"].dim())]
+    else:
+        return
+    for dim in others:
+        mean = _add(node.graph, [mean], _aten.unsqueeze.default, mean, dim)
+        scale = _add(node.graph, [scale], _aten.unsqueeze.default, scale, dim)
+    _Limited(rows, scale, mean, _Norm(rows, mean, scale, eps, dims)).replace([node], x)
+
+
+def _is_one(x: fx.Node, trains: bool) -> bool:
+    """Whether a batch norm has one sample, as those of instance norms, and its statistics."""
+    first = x.meta["val"].shape[0]
+    return trains and type(first) is int and first == 1
 
 
 class _Again:
@@ -227,7 +268,7 @@ def _norms_of(node: fx.Node) -> Iterator[_Norm]:
         return
     shape = x.meta["val"].shape
     dims = sorted(dim % len(shape) for dim in made.args[1])
-    if 0 not in dims or (type(shape[0]) is int and shape[0] == 1):
+    if 0 not in dims or _is_one(x, trains=True):
         yield _Norm(x, mean, node, float(total.args[1]), dims)
 
 

@@ -535,6 +535,49 @@ def test_a_gaussian_process_on_features(name, way):
         assert float((found - exact).norm() / exact.norm()) < 0.04
 
 
+def covariances(y):
+    centered = y - y.mean(0)
+    return centered.T @ centered / len(y) + 1e-4 * torch.eye(y.shape[1])
+
+
+def nearly_singular(y):
+    a = y.view(-1, 8, 8)
+    return a @ a.mT + 1e-4 * torch.eye(8)
+
+
+SOLVED_OUTSIDE = {
+    "inverse": (nearly_singular, lambda a: torch.linalg.inv(a).square().mean()),
+    "determinant": (nearly_singular, lambda a: torch.linalg.slogdet(a)[1].mean()),
+    "Cholesky": (
+        covariances,
+        lambda a: torch.linalg.inv_ex(torch.linalg.cholesky(a))[0].square().mean(),
+    ),
+}
+
+
+@leaves
+@noisy
+@pytest.mark.parametrize("way", ["model", "context", "compiled"])
+@pytest.mark.parametrize("name", SOLVED_OUTSIDE)
+def test_a_loss_may_solve_with_covariances(name, way):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    last, loss = SOLVED_OUTSIDE[name]
+    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), Steep(last))
+    net[-1].inside = nn.Linear(128, 64)
+    x, parameters = torch.randn(64, 32), list(net.parameters())
+    exact = gradient(loss(net(x)), parameters)
+    saving = nullcontext() if way != "context" else Saving(bits=8, min_bytes=1024)
+    if way != "context":
+        actnn.compress(net, bits=8, min_bytes=1024)
+    run = torch.compile(net, backend="aot_eager_decomp_partition") if way == "compiled" else net
+    for _ in range(3):
+        with saving:
+            y = run(x)
+        found = gradient(loss(y), parameters)
+        assert float((found - exact).norm() / exact.norm()) < 0.04
+
+
 def compiled(net):
     torch._dynamo.reset()  # else code that is compiled in many ways runs uncompiled
     for layer in net:

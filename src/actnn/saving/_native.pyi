@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from actnn.saving.held import Held, Layout
 from actnn.saving.records import Choice, Record
+from actnn.saving.sides import Intervals, Sides
 
 class Counter:
     """Bytes that are held for the backward passes to come."""
@@ -36,11 +37,12 @@ class Compressed:
     Args:
         codes: Packed codes and the parameters of their groups, in the form that `decode` takes.
         decode: Returns the tensor.
-        positive: What `positive_mask` returned, if no element is below 0.
+        sides: What `positive_mask` returned, if no element is below 0, or `Sides`.
         shape: Shape of the tensor.
         strides: Strides of the decoded tensor.
         dtype: Its dtype.
         held: Bytes of codes, parameters and mask.
+        groups: Groups of codes.
         counter: Counts the bytes.
     """
 
@@ -48,11 +50,12 @@ class Compressed:
         self,
         codes: Any,
         decode: Callable[[Any], Tensor],
-        positive: Tensor | None,
+        sides: Tensor | Sides | None,
         shape: torch.Size,
         strides: tuple[int, ...],
         dtype: torch.dtype,
         held: int,
+        groups: int,
         counter: Counter,
         /,
     ) -> None: ...
@@ -61,6 +64,10 @@ class Compressed:
     def keep(self, other: Held, /) -> None: ...
     def divided(self) -> None:
         """Say that backward divides by the tensor: the next ones like it are to be exact."""
+        ...
+
+    def compares(self, intervals: Intervals, /) -> None:
+        """Say with what backward compares the tensor: the next ones like it get their sides."""
         ...
 
     def hold_beside(self, tensor: Tensor | None, /) -> None:
@@ -74,6 +81,7 @@ class View:
 
     def keep(self, other: Held, /) -> None: ...
     def divided(self) -> None: ...
+    def compares(self, intervals: Intervals, /) -> None: ...
     def hold_beside(self, tensor: Tensor | None, /) -> None: ...
     def unpack(self) -> Tensor: ...
 
@@ -182,11 +190,13 @@ def set_rules(keep: Choice, forms: frozenset[str], looking_back: frozenset[str],
 def set_held_rules(
     refuse_changed: Callable[[Tensor, int], None],
     refuse_second_derivative: Callable[[], None],
-    restore_positive: Callable[[Tensor, Tensor], Tensor],
+    restore_sides: Callable[[Tensor, Tensor | Sides], Tensor],
     view_of_storage: Callable[..., Tensor],
+    norms: frozenset[str],
+    limit_normalized: Callable[[Tensor, int, torch.Size], Tensor],
     /,
 ) -> None: ...
-def set_divides(divides: Callable[[Tensor, int, str | None], bool], /) -> None: ...
+def set_divides(divides: Callable[[Tensor, int, str | None], bool | Intervals], /) -> None: ...
 def mark_computed() -> None: ...
 def begin(step: Step, /) -> None: ...
 def end() -> None: ...

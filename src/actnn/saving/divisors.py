@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from threading import local
 from types import FrameType
@@ -28,6 +29,7 @@ from torch.utils import checkpoint
 from actnn.errors import ActNNWarning
 from actnn.saving.exclusions import FORMS
 from actnn.saving.held import Compressed, Kept, View
+from actnn.saving.sides import COMPARING_WITH, Intervals, intervals_of
 
 LEAST_BITS = 4  # with fewer, all is noise
 _UNKNOWN = torch.tensor(math.nan)  # a divisor of which nothing is known
@@ -39,10 +41,13 @@ _SOLVED = (
     "LinalgLstsq LinalgPinv LinalgHouseholderProduct Ormqr CholeskySolve CholeskyInverse "
     "TriangularSolve Logaddexp Logaddexp2 SpecialLogNdtr"
 )
+_SOLVING = frozenset(f"{name}Backward0" for name in _SOLVED.split())
+# Of which matrices of covariances are made, beside products.
+_KERNELS = frozenset(f"{name}Backward0" for name in "Exp Cdist Sqrt".split())
 _ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"
 _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
     **dict.fromkeys((f"{name}Backward0" for name in _ITSELF.split()), lambda node, x: x()),
-    **dict.fromkeys((f"{name}Backward0" for name in _SOLVED.split()), lambda node, x: _UNKNOWN),
+    **dict.fromkeys(_SOLVING, lambda node, x: _UNKNOWN),
     **dict.fromkeys(("CdistBackward0", "PdistBackward0"), lambda node, x: node._saved_result),
     "DivBackward0": lambda node, x: node._saved_other,
     "AddcdivBackward0": lambda node, x: node._saved_tensor2,
@@ -96,10 +101,11 @@ _KEPT = 8  # bits that are assumed of codes beside what is kept
 _RUNNING = local()  # a divisor that is itself held as codes is decoded here
 
 
-def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
+def divides(tensor: Tensor, bits: int, path: str | None) -> bool | Intervals:
     """Return whether the node that runs divides by numbers that codes do not tell from 0.
 
-    The answer is the same for the nodes whose products it divides or divides by.
+    The answer is the same for the nodes whose products it divides or divides by. If the node
+    compares the tensor with bounds, the answer is their intervals.
 
     Args:
         tensor: The decoded tensor that it needs.
@@ -109,6 +115,8 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
     node: Any = torch._C._current_autograd_node()
     if node is None or getattr(_RUNNING, "is_inside", False):
         return False
+    if node.name() in COMPARING_WITH:
+        return intervals_of(node)
     if DIVIDED not in node.metadata and not _is_last(node):
         if _recomputes() or not _is_steep(node, tensor, bits):
             return False
@@ -127,7 +135,10 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool:
 def _is_last(node: Any) -> bool:
     """Whether a node belongs to the end of a function, by whose result a loss may divide."""
     if _made_of_ends(node) in (_SOME, _ALL) and node.name() not in _ENDS:
-        return any(_LAST in each.metadata for each in _ends_of(node))
+        is_last = any(_LAST in each.metadata for each in _ends_of(node))
+        if is_last and _is_square(node):
+            _mark(node)
+        return is_last
     operands = _operands_of(node)
     if node.name() in _SOURCES:
         return any(_LAST in each.metadata for each in operands)
@@ -172,7 +183,8 @@ def _is_near_0(divisor: Tensor, bits: int) -> bool:
 
 def _mark(node: Any) -> list[Any]:
     """Mark the nodes that have made the operands of a node, and return them."""
-    found = _makers(_operands_of(node))
+    solves = node.name() in _SOLVING
+    found = _makers(_operands_of(node), _PASSED | _KERNELS if solves else _PASSED)
     marked = [each for each in found if each.name() not in _FORMS]
     for each in marked:
         each.metadata[DIVIDED] = True
@@ -201,7 +213,7 @@ def _made_of_ends(node: Any) -> int:
     left = [node]
     while left:
         each = left[-1]
-        is_end = each.name() in _ENDS
+        is_end = each.name() in _ENDS or _is_square(each)
         operands = [] if is_end or each.name() not in _PASSED | _PRODUCTS else _operands_of(each)
         unknown = [operand for operand in operands if _MADE not in operand.metadata]
         left += unknown
@@ -235,15 +247,27 @@ def _ends_of(node: Any) -> list[Any]:
             found.append(each)
         if each.name() in _SOURCES:
             found += _operands_of(each)
+        elif _is_square(each):  # a loss may solve equations with it, as with products that it sees
+            for maker in _makers(_operands_of(each)):
+                found += [maker, *_operands_of(maker)]
         elif each.name() not in _ENDS:
             left += [(operand, depth - (made == _SOME)) for operand in _operands_of(each)]
     return found
 
 
+def _is_square(node: Any) -> bool:
+    """Whether a node makes the product of a tensor with itself, as covariances are."""
+    operands = _operands_of(node)
+    if node.name() not in _PRODUCTS or len(operands) != 2:
+        return False
+    a, b = (set(_makers([each], FORMS)) for each in operands)
+    return bool(a & b)
+
+
 def _hands_on(node: Any) -> bool:
     """Whether a node hands numbers on, or makes products of what ends have made."""
     name = node.name()
-    return name in _PASSED or (name in _PRODUCTS and _made_of_ends(node) != _NONE)
+    return name in _PASSED | _KERNELS or (name in _PRODUCTS and _made_of_ends(node) != _NONE)
 
 
 def _sequence_of(node: Any) -> int:
@@ -325,10 +349,13 @@ class Recent:
 
     Args:
         keep: Called for tensors by which backward divides.
+        compare: Called for tensors that backward compares with the bounds of intervals.
     """
 
-    def __init__(self, keep: Callable[[Saved], None]) -> None:
-        self._keep = keep
+    def __init__(
+        self, keep: Callable[[Saved], None], compare: Callable[[Intervals, Saved], None]
+    ) -> None:
+        self._keep, self._compare = keep, compare
         self._saved: list[Saved] = []
         self._users: dict[int, list[Any]] = defaultdict(list)  # of what a node has made
         self._seen: set[int] = set()
@@ -381,7 +408,7 @@ class Recent:
             if number < 0 or number < first or number in self._seen:
                 continue
             self._seen.add(number)
-            if node.name() in _DIVISORS:
+            if node.name() in _DIVISORS or node.name() in COMPARING_WITH:
                 divisions.append(node)
             for operand in _operands_of(node):
                 self._users[_sequence_of(operand)].append(node)
@@ -390,7 +417,9 @@ class Recent:
 
     def _decide(self, divisions: list[Any]) -> None:
         for node in divisions:
-            if self._divides(node):
+            if node.name() in COMPARING_WITH:
+                self._keep_operands([node], partial(self._compare, intervals_of(node)))
+            elif self._divides(node):
                 self._keep_operands([node, *_mark(node)])
         known: dict[int, bool] = {}
         left = [each for each in self._saved if self._may_divide(each, known)]
@@ -437,7 +466,7 @@ class Recent:
             return False
         return _is_near_0(divisor, operands.bits)
 
-    def _keep_operands(self, nodes: list[Any]) -> None:
+    def _keep_operands(self, nodes: list[Any], keep: Callable[[Saved], None] | None = None) -> None:
         for node in nodes:
             makers = {each._sequence_nr() for each, _ in node.next_functions if each is not None}
             for saved in self._saved:
@@ -445,7 +474,7 @@ class Recent:
                 if not changed and (
                     saved.made_by in makers or saved.made_by == node._sequence_nr()
                 ):
-                    self._keep(saved)
+                    (keep or self._keep)(saved)
 
 
 class _Operands:

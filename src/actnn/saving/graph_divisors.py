@@ -42,6 +42,7 @@ _ENDS = set(
     "sigmoid tanh _softmax _safe_softmax exp exp2 expm1 softplus elu log_sigmoid_forward log1p erf "
     "erfc".split()
 )
+_FORMS = {"clone", "_to_copy", "convert_element_type", "expand"}
 Makers = dict[str, fx.Node]
 
 
@@ -77,15 +78,34 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
     return False
 
 
-def solved_in(graph: fx.Graph) -> set[fx.Node]:
-    """Return what equations are solved with in a forward graph, and operands of its products."""
+def solved_in(graph: fx.Graph, ends: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return what equations are solved with in a forward graph, and operands of its products.
+
+    Args:
+        graph: The graph.
+        ends: Its results: a loss may solve equations with those that are covariances.
+    """
     found = {node for node in graph.nodes if _name(node) in _SOLVED}
+    matrices = [node for node in ends if len(_shape_of(node) or ()) > 1]
+    found |= {node for node in _walk(matrices, _operands_of) if _is_square(node)}
     operands = _walk([each for node in found for each in node.all_input_nodes], _operands_of)
     products = [
         each for node in operands if _name(node) in _PRODUCTS for each in node.all_input_nodes
     ]
     results = _walk(found, lambda node: filter(_is_form, node.users))
     return results | operands | _walk(products, _operands_of)
+
+
+def _is_square(node: fx.Node) -> bool:
+    """Whether a node is the product of a tensor with itself, as covariances are."""
+    if _name(node) not in _PRODUCTS:
+        return False
+    a, b = (_walk([each], _forms_of) for each in node.args[:2])  # type: ignore[list-item]
+    return bool(a & b)
+
+
+def _forms_of(node: fx.Node) -> list[fx.Node]:
+    return node.all_input_nodes[:1] if _is_view(node) or _name(node) in _FORMS else []
 
 
 def ends_of(results: Iterable[fx.Node]) -> set[fx.Node]:

@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import SymInt, Tensor, fx
+
+from actnn.saving.norm_limits import LEAST
 
 _aten = torch.ops.aten
 _SUMS = _aten.add.Tensor, _aten.add.Scalar
+_CASTS = torch.ops.prims.convert_element_type.default, _aten._to_copy.default
 _LIMIT = "actnn_limit"
 
 
-def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
-    """Scale rows that a backward graph normalizes again to what exact rows have at most.
+class _Norm(NamedTuple):
+    """A norm in a forward graph.
 
-    That is a mean square of 1 after the norm. A row of almost equal numbers has a tiny deviation,
-    by which backward divides the noise of codes. Batch norms are left as they are: their rows are
-    long and rarely without variance, and a further sum over them takes time.
+    Attributes:
+        x: What is normalized.
+        mean: Its mean; None if that is not subtracted.
+        scale: 1 / sqrt(variance + eps).
+        eps: What is added to the variance.
+        dims: The dimensions of a row, in order.
+    """
+
+    x: fx.Node
+    mean: fx.Node | None
+    scale: fx.Node
+    eps: float
+    dims: list[int]
+
+
+def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
+    """Scale rows that a backward graph normalizes again to the mean square of exact rows.
+
+    After the norm, that is variance / (variance + eps) = 1 - eps scale^2. A row of almost equal
+    numbers has a tiny deviation, by which backward divides the noise of codes. Batch norms are left
+    as they are: their rows are long and rarely without variance, and a further sum over them takes
+    time.
 
     Args:
         forward: The forward graph.
         backward: The backward graph; what it reads or computes again has the names of the forward
             graph.
     """
-    again = {node.name: node for node in backward.nodes}
-    for rows, scale, dims in [found for node in forward.nodes if (found := _norm_of(node))]:
-        read, by = again.get(rows.name), again.get(scale.name)
-        if read is not None and by is not None and read.target in (rows.target, rows.name):
-            _limit(read, by, dims)
+    made = {node.name: node for node in forward.nodes}
+    for node in list(backward.nodes):
+        _limit_operator(node, made)
+    norms = [norm for node in forward.nodes for norm in _norms_of(node)]
+    if norms:
+        again = _Again(forward, backward)
+        for norm in norms:
+            again.limit(norm)
 
 
 def is_limit(node: fx.Node) -> bool:
@@ -37,64 +63,213 @@ def is_limit(node: fx.Node) -> bool:
     return _LIMIT in node.meta
 
 
-def _limit(rows: fx.Node, scale: fx.Node, dims: list[int]) -> None:
-    users = list(rows.users)
-    after = max(rows, scale)
-    if after.op == "placeholder":
-        after = next(node for node in reversed(rows.graph.nodes) if node.op == "placeholder")
-    if any(user < after for user in users):
+def _limit_operator(node: fx.Node, made: dict[str, fx.Node]) -> None:
+    """Limit what a node reads if it is the backward of a norm as one operator.
+
+    Args:
+        node: A node of the backward graph.
+        made: Name -> node of the forward graph.
+    """
+    given: Any = node.args
+    eps = 0.0  # that of layer norms is not known where operators run one by one, either
+    if node.target is _aten.native_layer_norm_backward.default:
+        x, shape, mean, scale = given[1:5]
+        rows, size = x, x.meta["val"].dim()
+        dims, others = list(range(size - len(shape), size)), []
+    elif node.target is _aten.native_group_norm_backward.default:
+        x, mean, scale, _, samples, _, _, groups = given[1:9]
+        before = [each for each in (x, samples, groups) if isinstance(each, fx.Node)]
+        rows = _add(node.graph, before, _aten.reshape.default, x, [samples, groups, -1])
+        source = _first_of(made[mean.name]).args[0] if mean.name in made else None
+        eps = source.args[-1] if isinstance(source, fx.Node) else 0.0  # type: ignore[assignment]
+        dims, others = [2], [2]
+    elif node.target is _aten.native_batch_norm_backward.default and _is_one(given[1], given[7]):
+        x, (mean, scale), eps = given[1], given[5:7], given[8]
+        rows = x
+        dims = others = [0, *range(2, x.meta["val"].dim())]
+    else:
         return
-
-    def add(target: Any, *arguments: Any) -> fx.Node:
-        nonlocal after
-        with rows.graph.inserting_after(after):
-            after = rows.graph.call_function(target, arguments)
-        values = [each.meta["val"] if isinstance(each, fx.Node) else each for each in arguments]
-        after.meta = {"val": target(*values), _LIMIT: True}
-        return after
-
-    normalized = add(_aten.mul.Tensor, rows, scale)
-    square = add(_aten.mean.dim, add(_aten.mul.Tensor, normalized, normalized), dims, True)
-    factor = add(_aten.rsqrt.default, add(_aten.clamp_min.default, square, 1.0))
-    limited = add(_aten.mul.Tensor, rows, factor)
-    del limited.meta[_LIMIT]
-    for user in users:
-        user.replace_input_with(rows, limited)
+    for dim in others:
+        mean = _add(node.graph, [mean], _aten.unsqueeze.default, mean, dim)
+        scale = _add(node.graph, [scale], _aten.unsqueeze.default, scale, dim)
+    _Limited(rows, scale, mean, _Norm(rows, mean, scale, eps, dims)).replace([node], x)
 
 
-def _norm_of(node: fx.Node) -> tuple[fx.Node, fx.Node, list[int]] | None:
-    """Return the rows, their scale and dimensions if a node is (x - mean) * rsqrt(variance)."""
-    if node.target is not _aten.mul.Tensor:
+def _is_one(x: fx.Node, trains: bool) -> bool:
+    """Whether a batch norm has one sample, as those of instance norms, and its statistics."""
+    first = x.meta["val"].shape[0]
+    return trains and type(first) is int and first == 1
+
+
+class _Again:
+    """What a backward graph reads and computes again of a forward graph.
+
+    Args:
+        forward: The forward graph.
+        backward: The backward graph.
+    """
+
+    def __init__(self, forward: fx.Graph, backward: fx.Graph) -> None:
+        made = {node.name: node for node in forward.nodes}
+        self._forms: dict[fx.Node, list[fx.Node]] = {}  # of a forward node, in any view or type
+        for node in backward.nodes:
+            first = _first_of(node)
+            same = made.get(first.name)
+            if same is not None and first.target in (same.target, same.name):
+                self._forms.setdefault(_first_of(same), []).append(node)
+
+    def limit(self, norm: _Norm) -> None:
+        """Limit what the backward of a norm reads."""
+        scale = self._statistic(norm.scale, norm)
+        if scale is None:
+            return
+        if norm.mean is None:
+            for rows in self._forms_of(norm.x):
+                _Limited(rows, scale, None, norm).replace(list(rows.users))
+            return
+        centered = self._centered(norm)
+        for rows in centered:
+            _Limited(rows, scale, None, norm).replace(list(rows.users))
+        mean = None if centered else self._statistic(norm.mean, norm)
+        forms = self._forms_of(norm.x)
+        found = next((each for each in forms if _is_like(each, norm.x)), None)
+        if mean is not None and found is not None:  # as group norms, which read x itself
+            _hoist(found, forms[0])
+            limited = _Limited(found, scale, mean, norm)
+            for form in forms:
+                limited.replace([user for user in form.users if _is_product(user)], form)
+
+    def _forms_of(self, node: fx.Node) -> list[fx.Node]:
+        return self._forms.get(_first_of(node), [])
+
+    def _centered(self, norm: _Norm) -> list[fx.Node]:
+        """Return what is x - mean."""
+        assert norm.mean is not None
+        xs, means = set(self._forms_of(norm.x)), set(self._forms_of(norm.mean))
+        again = [
+            user
+            for x in xs
+            for user in x.users
+            if user.target is _aten.sub.Tensor and user.args[0] in xs and user.args[1] in means
+        ]
+        saved = [
+            each
+            for user in norm.x.users
+            if user.target is _aten.sub.Tensor and user.args == (norm.x, norm.mean)
+            for each in self._forms_of(user)
+            if each.op == "placeholder"
+        ]
+        return list(dict.fromkeys(again + saved))
+
+    def _statistic(self, node: fx.Node, norm: _Norm) -> fx.Node | None:
+        """Return a statistic of rows in the shape that it has beside them."""
+        size = len(norm.x.meta["val"].shape) - len(norm.dims)
+        for each in self._forms_of(node):
+            if _is_like(each, node):
+                return each
+            if each.meta["val"].dim() == size:
+                for dim in norm.dims:
+                    each = _add(each.graph, [each], _aten.unsqueeze.default, each, dim)
+                return each
         return None
-    for rows, scale in (node.args[:2], node.args[1::-1]):
-        found = _variance_of(scale)
-        if found is None or not isinstance(rows, fx.Node):
-            continue
-        x, mean, dims = found
-        centered = rows.target is _aten.sub.Tensor and rows.args[0] is x
-        if rows is x or (centered and _is_mean(rows.args[1], mean)):
-            size = x.meta["val"].dim()
-            dims = [dim % size for dim in dims]
-            return None if 0 in dims else (rows, scale, dims)  # type: ignore[return-value]
-    return None
 
 
-def _variance_of(scale: Any) -> tuple[fx.Node, fx.Node | None, list[int]] | None:
-    """Return x, what made its mean and the dimensions if a node is rsqrt(variance(x) + eps)."""
-    variance = _argument(_argument(scale, _aten.rsqrt.default), *_SUMS)
-    if variance is None:
-        return None
+class _Limited:
+    """Rows with at most the mean square of exact ones.
+
+    Args:
+        rows: The rows.
+        scale: That of the norm.
+        mean: Their mean, or None if it is subtracted from them.
+        norm: The norm.
+    """
+
+    def __init__(self, rows: fx.Node, scale: fx.Node, mean: fx.Node | None, norm: _Norm) -> None:
+        self._graph, self._rows = rows.graph, rows
+        self._last = [rows, scale, *([] if mean is None else [mean])]
+        centered = rows if mean is None else self._add(_aten.sub.Tensor, rows, mean)
+        normalized = self._add(_aten.mul.Tensor, centered, scale)
+        square = self._add(_aten.mul.Tensor, normalized, normalized)
+        found = self._add(_aten.mean.dim, square, norm.dims, True)
+        share = self._add(_aten.mul.Tensor, self._add(_aten.mul.Tensor, scale, scale), -norm.eps)
+        exact = self._add(_aten.clamp_min.default, self._add(_aten.add.Tensor, share, 1), LEAST)
+        excess = self._add(_aten.clamp_min.default, self._add(_aten.div.Tensor, found, exact), 1)
+        limited = self._add(_aten.mul.Tensor, centered, self._add(_aten.rsqrt.default, excess))
+        self._found = limited if mean is None else self._add(_aten.add.Tensor, limited, mean)
+        del self._found.meta[_LIMIT]
+
+    def _add(self, target: Any, *arguments: Any) -> fx.Node:
+        made = _add(self._graph, self._last, target, *arguments)
+        self._last = [made]
+        return made
+
+    def replace(self, users: list[fx.Node], form: fx.Node | None = None) -> None:
+        """Let users read the limited rows, in the shape and type of a form of the rows."""
+        users = [user for user in users if self._last[0] < user]
+        form = self._rows if form is None else form
+        if not users:
+            return
+        found = self._found
+        shape, dtype = form.meta["val"].shape, form.meta["val"].dtype
+        if _sizes(form.meta["val"]) != _sizes(self._rows.meta["val"]):
+            sizes = [
+                self._add(_aten.sym_size.int, form, i) if isinstance(n, SymInt) else n
+                for i, n in enumerate(shape)
+            ]
+            found = self._add(_aten.reshape.default, found, sizes)
+        if dtype != found.meta["val"].dtype:
+            found = self._add(torch.ops.prims.convert_element_type.default, found, dtype)
+        found.meta.pop(_LIMIT, None)
+        for user in users:
+            user.replace_input_with(form, found)
+
+
+def _add(graph: fx.Graph, after: list[fx.Node], target: Any, *arguments: Any) -> fx.Node:
+    """Add a call behind nodes."""
+    last = max(after)
+    if last.op == "placeholder":
+        last = next(node for node in reversed(graph.nodes) if node.op == "placeholder")
+    with graph.inserting_after(last):
+        made = graph.call_function(target, arguments)
+    given = fx.node.map_arg(arguments, lambda node: node.meta["val"])
+    made.meta = {"val": target(*given), _LIMIT: True}
+    return made
+
+
+def _hoist(node: fx.Node, first: fx.Node) -> None:
+    """Move a view of a node, and the sizes that it needs, to where that is made."""
+    if first < node and node.op != "placeholder":
+        for each in node.all_input_nodes:
+            _hoist(each, first)
+        max(first, *node.all_input_nodes).append(node)
+
+
+def _norms_of(node: fx.Node) -> Iterator[_Norm]:
+    """Yield the norm of which a node is the rsqrt(variance + eps)."""
+    total = _argument(node, _aten.rsqrt.default)
+    variance = _argument(total, *_SUMS)
+    if total is None or variance is None or not isinstance(total.args[1], float | int):
+        return
+    made: Any = variance
     if variance.target is operator.getitem and variance.args[1] == 0:
-        made: Any = variance.args[0]
-        if made.target is _aten.var_mean.correction and _has_dims(made):
-            return made.args[0], made, made.args[1]
-    power = _argument(variance, _aten.mean.dim)
-    if power is not None and _has_dims(variance):
-        square = power.target is _aten.pow.Tensor_Scalar and power.args[1] == 2
-        square |= power.target is _aten.mul.Tensor and power.args[0] is power.args[1]
-        if square:
-            return power.args[0], None, variance.args[1]  # type: ignore[return-value]
-    return None
+        made = variance.args[0]
+    if made.target not in (_aten.var_mean.correction, _aten.mean.dim) or not _has_dims(made):
+        return
+    x, mean = made.args[0], None
+    if made is not variance:
+        mean = next((user for user in made.users if user.args == (made, 1)), None)
+        if mean is None:
+            return
+    elif x.target is _aten.pow.Tensor_Scalar and x.args[1] == 2:
+        x = x.args[0]
+    elif x.target is _aten.mul.Tensor and x.args[0] is x.args[1]:
+        x = x.args[0]
+    else:
+        return
+    shape = x.meta["val"].shape
+    dims = sorted(dim % len(shape) for dim in made.args[1])
+    if 0 not in dims or _is_one(x, trains=True):
+        yield _Norm(x, mean, node, float(total.args[1]), dims)
 
 
 def _has_dims(node: fx.Node) -> bool:
@@ -109,6 +284,22 @@ def _argument(node: Any, *targets: object) -> fx.Node | None:
     return found if isinstance(found, fx.Node) else None
 
 
-def _is_mean(node: Any, made: fx.Node | None) -> bool:
-    """Whether a node is the mean that `var_mean` returns."""
-    return isinstance(node, fx.Node) and node.target is operator.getitem and node.args == (made, 1)
+def _first_of(node: fx.Node) -> fx.Node:
+    """Return the node of which a node is a view or another type."""
+    while node.target in _CASTS or getattr(node.target, "is_view", False):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_like(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes have tensors of one shape and type."""
+    a, b = node.meta.get("val"), other.meta["val"]
+    return isinstance(a, Tensor) and _sizes(a) == _sizes(b) and a.dtype == b.dtype
+
+
+def _sizes(x: Tensor) -> list[str]:
+    return [str(size) for size in x.shape]  # to compare symbols themselves would be a guard
+
+
+def _is_product(node: fx.Node) -> bool:
+    return node.target is _aten.mul.Tensor

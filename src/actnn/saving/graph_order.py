@@ -84,7 +84,8 @@ def arrange(*, rounds: bool = True) -> None:
         return
     forward, backward = context["_fw_graph"], context["_bw_graph"]
     if forward not in _arranged:
-        _ends[forward] = ends_of(results_of(forward, backward)) | solved_in(forward)
+        results = results_of(forward, backward)
+        _ends[forward] = ends_of(results) | solved_in(forward, results)
         share_views(forward, backward, context["_node"])
         if rounds:
             repeat_attention(forward, backward)

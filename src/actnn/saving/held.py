@@ -9,9 +9,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from actnn.errors import ActNNError
-from actnn.saving import _native
 from actnn.saving._native import Compressed, Kept, View
-from actnn.saving.bit_masks import restore_positive
 
 __all__ = ["Compressed", "Held", "Kept", "Layout", "View"]
 
@@ -37,13 +35,14 @@ class Held(Protocol):
         ...
 
 
-def _view_of_storage(
+def view_of_storage(
     storage: torch.UntypedStorage,
     dtype: torch.dtype,
     start: int,
     shape: torch.Size,
     strides: tuple[int, ...],
 ) -> Tensor:
+    """Return a tensor of a storage."""
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, start, shape, strides)
 
 
@@ -79,6 +78,3 @@ def refuse_second_derivative(
             f"Expected backward through {what} to be without create_graph, got "
             f"create_graph=True; second derivatives need {instead}"
         )
-
-
-_native.set_held_rules(refuse_changed, refuse_second_derivative, restore_positive, _view_of_storage)

@@ -14,6 +14,7 @@ from actnn.errors import ActNNError
 from actnn.saving.bit_masks import restore_positive
 from actnn.saving.dense import is_dense
 from actnn.saving.held import Kept, Layout, counter_of, refuse_changed, refuse_second_derivative
+from actnn.saving.norm_limits import limit_normalized
 
 PREFETCH = 2  # tensors that are fetched before backward asks for them
 
@@ -177,4 +178,7 @@ class Offloaded:
             tensor = codec.decode(replace(self._codes, data=tensor))
             if self._positive is not None:
                 tensor = restore_positive(tensor, self._positive)
-        return tensor if view is None else tensor.as_strided(*view)
+        tensor = tensor if view is None else tensor.as_strided(*view)
+        if self._codes is None:
+            return tensor
+        return limit_normalized(tensor, len(self._codes.params), self._codes.shape)

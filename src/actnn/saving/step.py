@@ -33,15 +33,33 @@ from actnn.saving.exclusions import (
     tensors_in,
     weight_reason,
 )
-from actnn.saving.held import Compressed, Held, Kept, View
+from actnn.saving.held import (
+    Compressed,
+    Held,
+    Kept,
+    View,
+    refuse_changed,
+    refuse_second_derivative,
+    view_of_storage,
+)
+from actnn.saving.norm_limits import ROWS_OF, STATISTIC, STATISTICS, limit_normalized
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
 from actnn.saving.scaled import Scale, Scaled
 from actnn.saving.settings import Bits, Settings
+from actnn.saving.sides import COMPARED_WITH, Intervals, restore_sides, sides_of
 from actnn.saving.uncompiled import uncompiled
 
-_native.set_rules(KEEP, FORMS, COMPARING | REPEATED)
+_native.set_rules(KEEP, FORMS, COMPARING | REPEATED | STATISTICS)
+_native.set_held_rules(
+    refuse_changed,
+    refuse_second_derivative,
+    restore_sides,
+    view_of_storage,
+    frozenset(ROWS_OF),
+    uncompiled(limit_normalized),
+)
 _native.set_divides(uncompiled(divides))
 _KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
 SLOPES = "codes of the derivative"  # the reason in records
@@ -114,7 +132,7 @@ class Step(_native.Step):
         self._queue = Queue()
         self.announced = ("", 0)
         self.kept_until = 0
-        self._recent = Recent(self._keep_divided) if self.is_first else None
+        self._recent = Recent(self._keep_divided, self._keep_sides) if self.is_first else None
         self._is_looked_at = False
 
     def look_at(self, results: object) -> None:
@@ -319,14 +337,15 @@ class Step(_native.Step):
     @uncompiled
     def _coder(
         self, tensor: Tensor, bits: int, bounds: codec.Bounds
-    ) -> tuple[Callable[..., Any], Callable[..., Any], torch.Size, tuple[int, ...], int]:
+    ) -> tuple[Callable[..., Any], Callable[..., Any], torch.Size, tuple[int, ...], int, int]:
         """Return how tensors like one are encoded: see `Coder` in saving/native/step.hpp."""
         group = self.saving.group
         found = codec.coder_of(tensor, bits, group, self.saving.stochastic, bounds)
         for function in found.frames:
             uncompiled(function)
-        nbytes = codec.bytes_of(tensor.numel(), bits, group)
-        return found.encode, found.decode, found.shape, found.strides, nbytes
+        n = tensor.numel()
+        sizes = codec.bytes_of(n, bits, group), -(-n // group)
+        return found.encode, found.decode, found.shape, found.strides, *sizes
 
     @uncompiled
     def _hold(
@@ -373,8 +392,8 @@ class Step(_native.Step):
         layout = (codes.shape, codes.strides, codes.dtype)
         decode = uncompiled(codec.decoder_of(codes))
         counter = self.saving.counter
-        found = codes.data, codes.params
-        return Compressed(found, decode, positive, *layout, held, counter)
+        found, groups = (codes.data, codes.params), len(codes.params)
+        return Compressed(found, decode, positive, *layout, held, groups, counter)
 
     @uncompiled
     def _look_back(self, result: Tensor, is_new: bool) -> Again | None:
@@ -389,6 +408,8 @@ class Step(_native.Step):
         """
         if op_of(result) in REPEATED:
             return self._repeat(result) if is_new else None
+        if op_of(result) in STATISTICS and result.output_nr:
+            self.keep_exact(result, STATISTIC)
         if is_compared(result):
             self._keep_compared(result)
         return None
@@ -434,7 +455,7 @@ class Step(_native.Step):
         if self._recent is not None:
             self._recent.add(tensor, packed, record, self.records[record].choice.bits)
 
-    def _keep_divided(self, saved: Saved) -> None:
+    def _keep_divided(self, saved: Saved, reason: str = DIVIDED) -> None:
         """Hold a tensor by which backward divides without rounding, unless a choice names it."""
         packed, record = saved.packed(), self.records[saved.record]
         if packed is None or isinstance(packed, Kept):
@@ -456,10 +477,17 @@ class Step(_native.Step):
         else:
             base = tensor if tensor._base is None else tensor._base
             held, choice = self._keep_operand(tensor, base.nbytes), KEEP
-        if isinstance(packed, (Compressed, View, Slope)):
+        if reason == DIVIDED and isinstance(packed, (Compressed, View, Slope)):
             packed.divided()
         packed.keep(held)
-        self.records.change(saved.record, held.held, DIVIDED, choice)
+        self.records.change(saved.record, held.held, reason, choice)
+
+    def _keep_sides(self, intervals: Intervals, saved: Saved) -> None:
+        """Hold a tensor that backward compares with bounds; later ones have sides instead."""
+        packed = saved.packed()
+        if isinstance(packed, (Compressed, View)):
+            packed.compares(intervals)
+            self._keep_divided(saved, COMPARED_WITH)
 
     @uncompiled
     def _share(self, record: int, path: str) -> None:
@@ -470,6 +498,7 @@ class Step(_native.Step):
     _whole = staticmethod(uncompiled(whole_of))
     _weight_reason = staticmethod(uncompiled(weight_reason))
     _positive = staticmethod(uncompiled(positive_mask))
+    _sides = staticmethod(uncompiled(sides_of))
 
     @uncompiled
     def _noise_state(self, device: torch.device) -> Tensor:

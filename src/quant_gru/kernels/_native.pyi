@@ -52,7 +52,8 @@ class CPUCalls:
     """Calls of a stack; see bindings/cpu_calls.hpp.
 
     `torch` are Tensor and get_num_threads. `dtypes` are those of real values and of codes. `maker`
-    returns a function that makes tensors, for a shape, `dtype` and `strides`, see `allocators.maker`.
+    returns a function that makes tensors, for a shape, `dtype` and `strides`: see
+    `allocators.maker`.
     """
 
     def __init__(

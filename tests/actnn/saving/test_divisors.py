@@ -493,6 +493,91 @@ def test_a_choice_gives_codes_to_a_result_of_a_network():
         assert "codes of the derivative" in {record.reason for record in net.actnn.records}
 
 
+def covariance(distances):
+    return torch.exp(-distances / 400) + 1e-4 * torch.eye(len(distances))
+
+
+def squares_of_distances(y):
+    return (y[:, None] - y[None]).square().sum(-1)
+
+
+PROCESSES = {
+    "differences": squares_of_distances,
+    "distances": lambda y: torch.cdist(y, y).square(),
+    "products": lambda y: y.square().sum(1)[:, None] + y.square().sum(1) - 2 * y @ y.T,
+}
+
+
+@noisy
+@pytest.mark.parametrize("way", ["model", "context"])
+@pytest.mark.parametrize("name", PROCESSES)
+def test_a_gaussian_process_on_features(name, way):
+    """Its matrix is nearly singular, so that what makes it has to be exact."""
+
+    def loss(y):
+        targets = torch.arange(len(y)) % 5 - 2.0
+        matrix = covariance(PROCESSES[name](y))
+        fit = targets @ torch.linalg.solve(matrix, targets)
+        return fit / 2 + torch.linalg.slogdet(matrix)[1] / 2
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 64), Steep(loss))
+    net[-1].inside = nn.Identity()
+    x, parameters = torch.randn(64, 32), list(net.parameters())
+    exact = gradient(net(x), parameters)
+    saving = nullcontext() if way == "model" else Saving(bits=8, min_bytes=1024)
+    if way == "model":
+        actnn.compress(net, bits=8, min_bytes=1024)
+    for _ in range(3):
+        with saving:
+            value = net(x)
+        found = gradient(value, parameters)
+        assert float((found - exact).norm() / exact.norm()) < 0.04
+
+
+def covariances(y):
+    centered = y - y.mean(0)
+    return centered.T @ centered / len(y) + 1e-4 * torch.eye(y.shape[1])
+
+
+def nearly_singular(y):
+    a = y.view(-1, 8, 8)
+    return a @ a.mT + 1e-4 * torch.eye(8)
+
+
+SOLVED_OUTSIDE = {
+    "inverse": (nearly_singular, lambda a: torch.linalg.inv(a).square().mean()),
+    "determinant": (nearly_singular, lambda a: torch.linalg.slogdet(a)[1].mean()),
+    "Cholesky": (
+        covariances,
+        lambda a: torch.linalg.inv_ex(torch.linalg.cholesky(a))[0].square().mean(),
+    ),
+}
+
+
+@leaves
+@noisy
+@pytest.mark.parametrize("way", ["model", "context", "compiled"])
+@pytest.mark.parametrize("name", SOLVED_OUTSIDE)
+def test_a_loss_may_solve_with_covariances(name, way):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    last, loss = SOLVED_OUTSIDE[name]
+    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), Steep(last))
+    net[-1].inside = nn.Linear(128, 64)
+    x, parameters = torch.randn(64, 32), list(net.parameters())
+    exact = gradient(loss(net(x)), parameters)
+    saving = nullcontext() if way != "context" else Saving(bits=8, min_bytes=1024)
+    if way != "context":
+        actnn.compress(net, bits=8, min_bytes=1024)
+    run = torch.compile(net, backend="aot_eager_decomp_partition") if way == "compiled" else net
+    for _ in range(3):
+        with saving:
+            y = run(x)
+        found = gradient(loss(y), parameters)
+        assert float((found - exact).norm() / exact.norm()) < 0.04
+
+
 def compiled(net):
     torch._dynamo.reset()  # else code that is compiled in many ways runs uncompiled
     for layer in net:

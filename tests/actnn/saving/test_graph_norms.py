@@ -1,4 +1,4 @@
-"""Norms in compiled code: rows without variance, such as class tokens that begin at 0."""
+"""Norms in compiled code: rows without variance, such as class tokens and filters that are 0."""
 
 import pytest
 import torch
@@ -47,6 +47,38 @@ NORMS = {
 }
 
 
+class Images(nn.Module):
+    """Small maps, some of filters that are 0, a norm, and a layer that mixes them."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Conv2d(3, 32, 1), norm, nn.Conv2d(32, 8, 3)
+        with torch.no_grad():
+            self.embed.weight[:8] = self.embed.bias[:8] = 0
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.embed(x)) + 1))
+
+
+def _of_images(kind, *arguments, **named):
+    """For two eps, because rows of equal numbers are divided by its root."""
+    named.setdefault("affine", True)
+    return {
+        f"{kind.__name__} {eps} {named['affine']}": lambda eps=eps: kind(
+            *arguments, eps=eps, **named
+        )
+        for eps in ((1e-12, 1e-5) if named["affine"] else (1e-5,))
+    }
+
+
+NORMS_OF_IMAGES = {
+    **_of_images(nn.GroupNorm, 8, 32),
+    **_of_images(nn.GroupNorm, 8, 32, affine=False),
+    **_of_images(nn.InstanceNorm2d, 32),
+    **_of_images(nn.InstanceNorm2d, 32, affine=False),
+}
+
+
 def gradients(model, run, x):
     parameters = list(model.parameters())
     found = torch.autograd.grad(run(x).square().mean(), parameters)
@@ -66,6 +98,39 @@ def test_rows_without_variance(name):
     actnn.compress(model, bits=8, min_bytes=4096)
     compiled = torch.compile(model, backend=BACKEND)
     assert distance(gradients(model, compiled, x), exact) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamic", "backend"),
+    [
+        *((name, False, BACKEND) for name in NORMS_OF_IMAGES),
+        ("GroupNorm 1e-12 True", True, BACKEND),
+        ("InstanceNorm2d 1e-12 True", True, BACKEND),
+        ("GroupNorm 1e-12 True", False, "aot_eager"),  # norms are operators of their own
+        ("InstanceNorm2d 1e-12 True", False, "aot_eager"),
+    ],
+)
+def test_maps_without_variance(name, dynamic, backend):
+    torch.manual_seed(0)
+    model, x = Images(NORMS_OF_IMAGES[name]()), torch.randn(4, 3, 5, 5)
+    exact = gradients(model, model, x)
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=4096)
+    compiled = torch.compile(model, backend=backend, dynamic=dynamic)
+    assert distance(gradients(model, compiled, x), exact) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_maps_with_variance_are_not_changed(dtype):
+    torch.manual_seed(0)
+    model, x = Images(nn.GroupNorm(8, 32)).to(dtype), torch.randn(4, 3, 5, 5, dtype=dtype)
+    nn.init.normal_(model.embed.weight)
+    torch._dynamo.reset()
+    expected = gradients(model, torch.compile(model, backend=BACKEND), x)
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=1 << 30)
+    found = gradients(model, torch.compile(model, backend=BACKEND), x)
+    assert distance(found, expected) < (1e-6 if dtype == torch.float32 else 1e-2)
 
 
 class Scaled(nn.Module):

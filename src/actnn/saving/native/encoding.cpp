@@ -47,7 +47,8 @@ Decision Step::decide(const nb::handle &whole, const Description &d, const Op *m
 }
 
 nb::object Step::encode(const nb::handle &tensor, const Description &d, bool dense,
-                        const Decision &decision, const Decision *cached) {
+                        const Decision &decision, const Decision *cached,
+                        const nb::object &intervals) {
     const Torch &t = torch();
     const nb::object source =
         dense ? nb::borrow(tensor) : t.detach.call(tensor.ptr()).attr("contiguous")();
@@ -67,19 +68,21 @@ nb::object Step::encode(const nb::handle &tensor, const Description &d, bool den
                   found[2],
                   found[3],
                   t.dtype.of(tensor.ptr()),
-                  nb::cast<int64_t>(found[4])};
+                  nb::cast<int64_t>(found[4]),
+                  nb::cast<int64_t>(found[5])};
     }
     nb::object &state = states_[d.device];
     if (!state.is_valid()) state = self().attr("_noise_state")(t.device.of(tensor.ptr()));
     const nb::object codes = coder->encode(source, state, next());
-    nb::object positive = nb::none();
+    nb::object sides = nb::none();
     int64_t held = coder->held;
-    if (decision.positive && dense) {
-        positive = self().attr("_positive")(tensor);
-        held += nb::cast<int64_t>(positive.attr("nbytes"));
-    }
-    Encoded encoded{codes,          coder->decode, positive, coder->shape,
-                    coder->strides, coder->dtype,  held};
+    if (decision.positive && dense)
+        sides = self().attr("_positive")(tensor);
+    else if (intervals.is_valid() && dense)
+        sides = self().attr("_sides")(tensor, intervals);
+    if (!sides.is_none()) held += nb::cast<int64_t>(sides.attr("nbytes"));
+    Encoded encoded{codes,          coder->decode, sides, coder->shape,
+                    coder->strides, coder->dtype,  held,  coder->groups};
     return nb::cast(new Compressed(std::move(encoded), counter_), nb::rv_policy::take_ownership);
 }
 

@@ -1,11 +1,27 @@
 #include "actnn/saving/native/held.hpp"
 
+#include <unordered_map>
+
 namespace nb = nanobind;
 
 namespace actnn {
 namespace {
 
 constexpr int64_t kKept = 8;  // bits that are assumed of codes beside what is kept
+
+// Whether the backward that runs is that of a norm.
+bool norm_runs() {
+    static auto *const known = new std::unordered_map<PyObject *, bool>;
+    const nb::object node = call(torch().current_node);
+    if (node.is_none()) return false;
+    const nb::object type = nb::borrow(reinterpret_cast<PyObject *>(Py_TYPE(node.ptr())));
+    const auto found = known->find(type.ptr());
+    if (found != known->end()) return found->second;
+    const bool is_norm =
+        nb::cast<bool>(held_rules().norms.attr("__contains__")(node.attr("name")()));
+    type.inc_ref();  // known for good
+    return known->emplace(type.ptr(), is_norm).first->second;
+}
 
 nb::object item(const nb::handle &layout, int i) {
     return nb::borrow(PyTuple_GetItem(layout.ptr(), i));
@@ -18,8 +34,20 @@ HeldRules &held_rules() {
     return *found;
 }
 
+void Use::compares(const nb::handle &with) {
+    if (!any) return;
+    if (!intervals.is_valid()) intervals = checked(PyDict_New());
+    if (PyDict_Update(intervals.ptr(), with.ptr())) throw nb::python_error();
+    *any = true;
+}
+
 bool Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
-    const bool found = holds_true(held_rules().divides(tensor, bits, named));
+    const nb::object answer = held_rules().divides(tensor, bits, named);
+    if (PyDict_Check(answer.ptr())) {
+        compares(answer);
+        return true;
+    }
+    const bool found = holds_true(answer);
     if (found && any) divides = *any = true;
     return found;
 }
@@ -58,9 +86,9 @@ void Compressed::keep(nb::object other) {
     // What is freed may run other code: last.
     Encoded before;
     before.codes = nb::none();
-    before.positive = nb::none();
+    before.sides = nb::none();
     std::swap(before.codes, encoded_.codes);
-    std::swap(before.positive, encoded_.positive);
+    std::swap(before.sides, encoded_.sides);
     beside_.reset();
     other_ = std::move(other);
     share_.set(0);  // the other counts
@@ -73,9 +101,8 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
     nb::object tensor;
     if (storage.is_none()) {
         tensor = encoded_.decode(encoded_.codes);
-        // The backward of ReLU passes what is above 0, however little.
-        if (!encoded_.positive.is_none())
-            tensor = held_rules().restore_positive(tensor, encoded_.positive);
+        // The backward of ReLU passes what is above 0, however little; others have other bounds.
+        if (!encoded_.sides.is_none()) tensor = held_rules().restore_sides(tensor, encoded_.sides);
         if (is_shared_) decoded_ = WeakStorage(torch().storage.call(tensor.ptr()));
         if (!view.is_none())
             tensor = torch().as_strided(tensor, item(view, 0), item(view, 1), item(view, 2));
@@ -89,8 +116,10 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
     const bool silent = kept.is_valid() || (use_ && *use_->warned);
     const bool steep =
         use_ && use_->ask(tensor, bits_, silent ? nb::object(nb::none()) : use_->path);
-    if (steep && !silent) *use_->warned = true;
-    return steep && kept.is_valid() ? kept : tensor;
+    if (steep && !silent && use_->divides) *use_->warned = true;
+    if (steep && kept.is_valid()) return kept;
+    return norm_runs() ? held_rules().limit_normalized(tensor, encoded_.groups, encoded_.shape)
+                       : tensor;
 }
 
 void View::keep(nb::object other) {

@@ -43,6 +43,9 @@ struct Use {
     std::shared_ptr<bool> any;     // whether it does for any kind; none for what is always kept
     std::shared_ptr<bool> warned;  // whether a step was warned of whose codes were not exact enough
     bool divides = false;
+    nanobind::object intervals;  // a dictionary of those with which backward compares; or null
+    // Says with which intervals backward compares tensors of this kind.
+    void compares(const nanobind::handle &with);
     // Returns the answer for what runs now; a warning names the path if there is one.
     bool ask(const nanobind::handle &tensor, int64_t bits, const nanobind::handle &path);
 };
@@ -83,9 +86,9 @@ class Beside {
 // What a tensor was encoded to, and how it is decoded.
 struct Encoded {
     nanobind::object codes, decode;  // a codec.Coder's, or alike
-    nanobind::object positive;       // what `positive_mask` returned, or None
+    nanobind::object sides;          // what `positive_mask` returned, or `Sides`, or None
     nanobind::object shape, strides, dtype;
-    int64_t held;
+    int64_t held, groups;  // bytes that are held; groups of codes
 };
 
 // Codes of the tensor, in storage order; they fit every dense view of the same elements.
@@ -106,6 +109,11 @@ class Compressed {
     // Says that backward divides by the tensor, so that the next ones like it are to be exact.
     void divided() {
         if (use_ && use_->any) use_->divides = *use_->any = true;
+    }
+    // Says with which intervals backward compares the tensor, so that the next ones like it get
+    // their sides.
+    void compares(const nanobind::handle &with) {
+        if (use_) use_->compares(with);
     }
     // Holds the tensor beside its codes, for the operations that divide by it; None: only codes.
     void hold_beside(const nanobind::handle &tensor) { beside_ = beside(tensor); }
@@ -144,6 +152,10 @@ class View {
         if (nanobind::isinstance<Compressed>(held_))
             nanobind::inst_ptr<Compressed>(held_)->divided();
     }
+    void compares(const nanobind::handle &with) {
+        if (nanobind::isinstance<Compressed>(held_))
+            nanobind::inst_ptr<Compressed>(held_)->compares(with);
+    }
     // Holds the view beside the codes, as there.
     void hold_beside(const nanobind::handle &tensor) {
         if (nanobind::isinstance<Compressed>(held_))
@@ -161,8 +173,8 @@ nanobind::object unpack(const nanobind::handle &held, const nanobind::handle &vi
 
 // Functions of Python that the forms call; see saving/held.py.
 struct HeldRules {
-    nanobind::object refuse_changed, refuse_second_derivative, restore_positive, view_of_storage,
-        divides;
+    nanobind::object refuse_changed, refuse_second_derivative, restore_sides, view_of_storage,
+        norms, limit_normalized, divides;
 };
 HeldRules &held_rules();
 

@@ -53,25 +53,27 @@ NB_MODULE(_native, m) {
     nb::class_<Compressed>(m, "Compressed", nb::is_weak_referenceable())
         .def(
             "__init__",
-            [](Compressed *self, nb::object codes, nb::object decode, nb::object positive,
-               nb::object shape, nb::object strides, nb::object dtype, int64_t held,
+            [](Compressed *self, nb::object codes, nb::object decode, nb::object sides,
+               nb::object shape, nb::object strides, nb::object dtype, int64_t held, int64_t groups,
                std::shared_ptr<Counter> counter) {
-                new (self)
-                    Compressed({std::move(codes), std::move(decode), std::move(positive),
-                                std::move(shape), std::move(strides), std::move(dtype), held},
-                               std::move(counter));
+                new (self) Compressed(
+                    {std::move(codes), std::move(decode), std::move(sides), std::move(shape),
+                     std::move(strides), std::move(dtype), held, groups},
+                    std::move(counter));
             },
             nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-            nb::arg())
+            nb::arg(), nb::arg())
         .def_prop_ro("held", &Compressed::held)
         .def("keep", &Compressed::keep)
         .def("divided", &Compressed::divided)
+        .def("compares", &Compressed::compares)
         .def("hold_beside", &Compressed::hold_beside, nb::arg().none())
         .def("unpack", nb::overload_cast<const nb::handle &>(&Compressed::unpack),
              nb::arg("view") = nb::none());
     nb::class_<View>(m, "View", nb::is_weak_referenceable())
         .def("keep", &View::keep)
         .def("divided", &View::divided)
+        .def("compares", &View::compares)
         .def("hold_beside", &View::hold_beside, nb::arg().none())
         .def("unpack", &View::unpack);
     nb::class_<ModulePaths>(m, "ModulePaths")
@@ -118,12 +120,15 @@ NB_MODULE(_native, m) {
         .def("_last_kept", &Step::last_kept);
     m.def("set_rules", &set_rules);
     m.def("set_held_rules", [](nb::object refuse_changed, nb::object refuse_second_derivative,
-                               nb::object restore_positive, nb::object view_of_storage) {
+                               nb::object restore_sides, nb::object view_of_storage,
+                               nb::object norms, nb::object limit_normalized) {
         HeldRules &rules = held_rules();
         rules.refuse_changed = refuse_changed;
         rules.refuse_second_derivative = refuse_second_derivative;
-        rules.restore_positive = restore_positive;
+        rules.restore_sides = restore_sides;
         rules.view_of_storage = view_of_storage;
+        rules.norms = norms;
+        rules.limit_normalized = limit_normalized;
     });
     m.def("set_divides", [](nb::object divides) { held_rules().divides = divides; });
     m.def("mark_computed", [] { Step::marked_computed = true; });

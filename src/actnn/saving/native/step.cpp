@@ -379,7 +379,7 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
     }
     nb::object held, why = words().compressed, choice = decision.choice;
     if (decision.action == Decision::encode) {
-        held = encode(whole, d, dense, decision, cached);
+        held = encode(whole, d, dense, decision, cached, use ? use->intervals : nb::object());
     } else {
         const nb::object found = self().attr("_hold")(whole, part, where.path, op, where.boundary,
                                                       exact, where.module, instead.has_value());

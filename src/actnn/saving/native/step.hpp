@@ -30,10 +30,11 @@ struct Decision {
     bool positive;  // whether the signs of all elements must be exact
 };
 
-// The functions that encode and decode tensors of one size, and the bytes of their codes.
+// The functions that encode and decode tensors of one size, and the bytes and groups of their
+// codes.
 struct Coder {
     nanobind::object encode, decode, shape, strides, dtype;
-    int64_t held;
+    int64_t held, groups;
 };
 
 // Decisions and coders that stay valid as long as the settings do.
@@ -181,7 +182,8 @@ class Step {
                     const Where &where, const nanobind::object &exact, const nanobind::object &op,
                     const Decision *&cached);
     nanobind::object encode(const nanobind::handle &tensor, const Description &d, bool dense,
-                            const Decision &decision, const Decision *cached);
+                            const Decision &decision, const Decision *cached,
+                            const nanobind::object &intervals);
     nanobind::object keep(const nanobind::handle &tensor, nanobind::object reason, int64_t nbytes,
                           nanobind::object choice = {}, nanobind::object path = {},
                           nanobind::object op = {}, std::shared_ptr<Use> use = {});

@@ -37,6 +37,7 @@ Torch::Torch()
       from_weak_ref(storage_type().attr("_new_with_weak_ptr")),
       is_grad_enabled(get("torch", "is_grad_enabled")),
       graph_task(get("torch._C", "_current_graph_task_id")),
+      current_node(get("torch._C", "_current_autograd_node")),
       as_strided(tensor.attr("as_strided")),
       clone(tensor.attr("clone")) {}
 

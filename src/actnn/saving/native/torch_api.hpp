@@ -26,7 +26,8 @@ struct Torch {
     Attribute storage, grad_fn, base, requires_grad, is_leaf, detach, shape, stride, dtype, device,
         storage_offset, is_neg, is_conj;
     Attribute address, weak_ref, nbytes;  // of a storage
-    nanobind::object free_weak_ref, from_weak_ref, is_grad_enabled, graph_task, as_strided, clone;
+    nanobind::object free_weak_ref, from_weak_ref, is_grad_enabled, graph_task, current_node,
+        as_strided, clone;
 
     // Whether an object is a Tensor or a Parameter, and of no other subclass.
     bool is_plain(PyObject *o) const {

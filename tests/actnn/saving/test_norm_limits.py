@@ -1,0 +1,126 @@
+"""Norms whose rows have no variance, such as maps of filters that are 0."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import actnn
+
+WIDTH = 32
+
+
+class Tokens(nn.Module):
+    """A norm of channels, as a function, for images."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        return self.norm(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
+
+
+class Images(nn.Module):
+    """Small maps, of which groups of codes span several, a norm, and a layer that mixes them."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Conv2d(3, WIDTH, 1), norm, nn.Conv2d(WIDTH, 8, 3)
+        with torch.no_grad():
+            self.embed.weight[:8] = self.embed.bias[:8] = 0
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.embed(x)) + 1))
+
+
+def rms_norm(x):
+    """As on a GPU; on a CPU, F.rms_norm has several operations."""
+    return torch.ops.aten._fused_rms_norm(x, [WIDTH], None, 1e-5)[0]
+
+
+NORMS = {
+    "GroupNorm": lambda: nn.GroupNorm(8, WIDTH),
+    "GroupNorm, eps 1e-12": lambda: nn.GroupNorm(8, WIDTH, eps=1e-12),
+    "InstanceNorm": lambda: nn.InstanceNorm2d(WIDTH),
+    "InstanceNorm, affine": lambda: nn.InstanceNorm2d(WIDTH, eps=1e-12, affine=True),
+    "layer norm": lambda: Tokens(lambda x: F.layer_norm(x, [WIDTH], eps=1e-12)),
+    "RMS norm": lambda: Tokens(rms_norm),
+}
+
+
+def gradients(model, value):
+    found = torch.autograd.grad(value, list(model.parameters()))
+    return torch.cat([each.flatten() for each in found])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("way", ["model", "context"])
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_without_variance(name, way, layout):
+    torch.manual_seed(0)
+    model, x = Images(NORMS[name]()).to(memory_format=layout), torch.randn(4, 3, 5, 5)
+    x[1] = 0  # tokens without variance
+    x = x.to(memory_format=layout)
+    if "norm" in name:
+        nn.init.zeros_(model.embed.bias)
+    exact = gradients(model, model(x).square().mean())
+    if way == "model":
+        actnn.compress(model, bits=8, min_bytes=1024)
+        value = model(x).square().mean()
+    else:
+        with actnn.compressed(bits=8, min_bytes=1024):
+            value = model(x).square().mean()
+    assert float((gradients(model, value) - exact).norm() / exact.norm()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_with_variance_stay_as_they_are(dtype, monkeypatch):
+    """Of 8 bits, the noise is small beside numbers of rows."""
+    torch.manual_seed(0)
+    model, x = Images(nn.GroupNorm(8, WIDTH)).to(dtype), torch.randn(4, 3, 5, 5, dtype=dtype)
+    nn.init.normal_(model.embed.weight)
+    found = []
+    for _ in range(2):
+        with actnn.compressed(bits=8, min_bytes=1024):
+            value = model(x).square().mean()
+        found.append(gradients(model, value))
+        monkeypatch.setattr("actnn.saving.norm_limits.ROWS_OF", {})
+    assert float((found[0] - found[1]).norm() / found[1].norm()) < (
+        1e-3 if dtype == torch.float32 else 0.02
+    )
+
+
+@pytest.mark.parametrize(("size", "limited"), [(16, False), (15, True)])
+def test_rows_with_groups_of_their_own_take_no_time(size, limited, monkeypatch):
+    calls, lerp = [], torch.lerp
+
+    def counted(*arguments, out):
+        calls.append(out)
+        return lerp(*arguments, out=out)
+
+    monkeypatch.setattr(torch, "lerp", counted)
+    x = torch.randn(8, WIDTH, size, size, requires_grad=True)
+    with actnn.compressed(bits=8, min_bytes=0):
+        y = F.group_norm(x * 1, 8)
+    y.sum().backward()
+    assert bool(calls) == limited
+
+
+def test_statistics_of_groups_are_kept():
+    """Beside that of a group without variance, the other inverse deviations are as good as 0."""
+    x = torch.randn(1024, 16, 4)
+    x[::9, :4] = 0
+    weight = torch.eye(4).requires_grad_()
+
+    def loss():
+        y = F.group_norm(x @ weight, 4, eps=1e-12)
+        return (y * torch.arange(16)[:, None]).tanh().square().mean()
+
+    (exact,) = torch.autograd.grad(loss(), weight)
+    saving = actnn.compressed(bits=8, min_bytes=1 << 12)
+    with saving:
+        value = loss()
+    (found,) = torch.autograd.grad(value, weight)
+    assert float((found - exact).norm() / exact.norm()) < 0.05
+    assert [r.reason for r in saving.records].count("statistic of a norm") == 2

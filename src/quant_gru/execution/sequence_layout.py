@@ -166,7 +166,9 @@ def _plain_layout(device: torch.device, stream: int, sizes: bytes, N: int) -> Te
         return _made_layout(device, sizes, N)
 
 
-_kept_layout = lru_cache(maxsize=32)(_plain_layout)  # sequences of the same sizes share it
+# GRUs that read the same sequence share it. Few are kept: where every batch has sizes of its own,
+# their addresses repeat then, and graphs of launches can be replayed.
+_kept_layout = lru_cache(maxsize=2)(_plain_layout)
 
 
 def _made_layout(device: torch.device, sizes: bytes, N: int) -> Tensor:

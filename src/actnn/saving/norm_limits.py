@@ -28,16 +28,15 @@ class _Rows(NamedTuple):
     Attributes:
         x: Its input, in a shape that has the dimensions of a row.
         dims: These dimensions.
-        mean: The mean of each row, of the same number of dimensions; None if it is not subtracted.
-        scale: 1 / sqrt(variance + eps), likewise.
         eps: What is added to the variance; 0 if it is not known.
+        statistics: Returns the mean of each row, None if it is not subtracted, and
+            1 / sqrt(variance + eps); both broadcast to x. The node may hold them as codes.
     """
 
     x: Tensor
     dims: list[int]
-    mean: Tensor | None
-    scale: Tensor
     eps: float
+    statistics: Callable[[], tuple[Tensor | None, Tensor]]
 
 
 def _of_group_norm(node: Any, x: Tensor) -> _Rows | None:
@@ -45,19 +44,23 @@ def _of_group_norm(node: Any, x: Tensor) -> _Rows | None:
         return None
     grouped = x.unflatten(1, (node._saved_group, -1))
     shape = [*grouped.shape[:2], *(1 for _ in grouped.shape[2:])]
-    mean, scale = (each.view(shape) for each in (node._saved_result1, node._saved_result2))
-    return _Rows(grouped, list(range(2, grouped.dim())), mean, scale, node._saved_eps)
+    dims = list(range(2, grouped.dim()))
+    return _Rows(
+        grouped,
+        dims,
+        node._saved_eps,
+        lambda: (node._saved_result1.view(shape), node._saved_result2.view(shape)),
+    )
 
 
-def _of_layer_norm(node: Any, x: Tensor) -> _Rows | None:
+def _of_layer_norm(node: Any, x: Tensor) -> _Rows:
     dims = list(range(-len(node._saved_normalized_shape), 0))
-    mean, scale = node._saved_result1, node._saved_result2
-    return _Rows(x, dims, mean, scale, 0.0) if x.dim() == mean.dim() else None
+    return _Rows(x, dims, 0.0, lambda: (node._saved_result1, node._saved_result2))
 
 
-def _of_rms_norm(node: Any, x: Tensor) -> _Rows | None:
-    dims, scale = list(range(-len(node._saved_normalized_shape), 0)), node._saved_result1
-    return _Rows(x, dims, None, scale, node._saved_eps or 0.0) if x.dim() == scale.dim() else None
+def _of_rms_norm(node: Any, x: Tensor) -> _Rows:
+    dims = list(range(-len(node._saved_normalized_shape), 0))
+    return _Rows(x, dims, node._saved_eps or 0.0, lambda: (None, node._saved_result1))
 
 
 def _of_instance_norm(node: Any, x: Tensor) -> _Rows | None:
@@ -68,9 +71,13 @@ def _of_instance_norm(node: Any, x: Tensor) -> _Rows | None:
     if x.dim() < 2 or x.shape[0] != 1 or not getattr(node, "_saved_training", True):
         return None
     shape = [1, -1, *(1 for _ in x.shape[2:])]
-    mean, scale = (each.view(shape) for each in (node._saved_result1, node._saved_result2))
     eps = node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon
-    return _Rows(x, [0, *range(2, x.dim())], mean, scale, eps)
+    return _Rows(
+        x,
+        [0, *range(2, x.dim())],
+        eps,
+        lambda: (node._saved_result1.view(shape), node._saved_result2.view(shape)),
+    )
 
 
 ROWS_OF: dict[str, Callable[[Any, Tensor], _Rows | None]] = {
@@ -99,17 +106,21 @@ def limit_normalized(x: Tensor, groups: int, shape: torch.Size) -> Tensor:
     rows_of = None if node is None else ROWS_OF.get(node.name())
     if rows_of is None or not x.numel() or getattr(_INSIDE, "now", False):
         return x
-    _INSIDE.now = True
-    try:
-        rows = rows_of(node, x)
-    finally:
-        _INSIDE.now = False
+    rows = rows_of(node, x)
     if rows is None or _have_own_groups(rows, groups, shape.numel()):
         return x
-    given, scale = rows.x, rows.scale.float()
+    _INSIDE.now = True
+    try:
+        mean, scale = rows.statistics()
+    finally:
+        _INSIDE.now = False
+    given = rows.x
+    if scale.dim() != given.dim():
+        return x
+    scale = scale.float()
     wide = given if given.dtype in (torch.float32, torch.float64) else given.float()
     square, center = torch.var_mean(wide, rows.dims, correction=0, keepdim=True)
-    mean = torch.zeros_like(center) if rows.mean is None else rows.mean.to(center.dtype)
+    mean = torch.zeros_like(center) if mean is None else mean.to(center.dtype)
     square = torch.addcmul(square, center - mean, center - mean).mul_(scale.square())
     exact = (1 - rows.eps * scale.square()).clamp_(min=LEAST)
     factor = (square / exact).clamp_(min=1).rsqrt_()

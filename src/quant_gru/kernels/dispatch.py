@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import TypeAlias
 
 import torch
@@ -19,7 +20,7 @@ from quant_gru.integer import random
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
 from quant_gru.integer.plan import CellPlan, GRUPlan, Seam
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernel_runtime.cuda import compiler, driver
+from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import backward as cpu_training
@@ -428,7 +429,7 @@ def executor_name(device: torch.device | str = "cpu") -> str:
     device = torch.device(device)
     if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
         return f"cpu ({cpu.chosen()})"
-    if driver.available(device):
+    if _driver().available(device):
         return f"cuda ({machine.machine_of(device).arch}, NVRTC {compiler.version()})"
     return f"reference (PyTorch integers, {device.type})"
 
@@ -440,7 +441,7 @@ def runs_on_gpu(device: torch.device) -> bool:
     """
     if device.type != "cuda":
         return False
-    reason = driver.missing(device)
+    reason = _driver().missing(device)
     if reason is not None:
         what = "quantized GRUs on this GPU run in the reference executor, many times slower than"
         note_once(f"{what} its kernels: {reason}", caller_stacklevel())
@@ -452,8 +453,15 @@ def load(device: torch.device) -> None:
 
     Do nothing on other devices and on GPUs that cannot run the kernels.
     """
-    if driver.available(device):
+    if _driver().available(device):
         machine.machine_of(device)
+
+
+def _driver() -> ModuleType:
+    # Imported at its use: the error of a missing native module is to name that of this package.
+    from quant_gru.kernel_runtime.cuda import driver
+
+    return driver
 
 
 def _is_native() -> bool:

@@ -52,12 +52,10 @@ bool Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
     return found;
 }
 
-// An output that held itself through its own autograd node would never be freed.
+// Detached: an output that held itself through its own autograd node would never be freed.
 Kept::Kept(const nb::handle &tensor, int64_t held, std::shared_ptr<Counter> counter)
-    : tensor_(torch().is_parameter(tensor.ptr()) ||
-                      !holds_true(torch().requires_grad.of(tensor.ptr()))
-                  ? nb::borrow(tensor)
-                  : torch().detach.call(tensor.ptr())),
+    : tensor_(torch().is_parameter(tensor.ptr()) ? nb::borrow(tensor)
+                                                 : torch().detach.call(tensor.ptr())),
       version_(torch().tensors.version(tensor.ptr())),
       share_(std::move(counter), held) {}
 

@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor
 
 class Call:
+    """Encodes or decodes tensors of one size on a CPU; `cpu.call_of` makes it."""
+
     def __init__(
         self,
         encodes: bool,
@@ -35,6 +37,8 @@ class Call:
     ) -> None: ...
 
 class Coder:
+    """Encodes and decodes tensors of one size and layout; `executors.coder_of` makes it."""
+
     def __init__(
         self,
         device: int,

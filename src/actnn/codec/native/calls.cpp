@@ -22,12 +22,7 @@ Call::Call(void (*run)(const Codec &, int), Real real, int64_t bits, int64_t gro
 
 template <class Pointer>
 void Call::point(Pointer *&to, const nb::handle &value) const {
-    uintptr_t address = 0;
-    if (PyLong_Check(value.ptr()))
-        address = static_cast<uintptr_t>(number(nb::borrow(value)));
-    else if (!value.is_none())
-        address = tensors_.address(value.ptr());
-    to = reinterpret_cast<Pointer *>(address);
+    to = reinterpret_cast<Pointer *>(static_cast<uintptr_t>(tensors_.argument(value.ptr())));
 }
 
 void Call::start(const nb::handle &x, const nb::handle &data, const nb::handle &params,

@@ -19,8 +19,7 @@ class Call {
     Call(void (*run)(const Codec &, int), Real real, int64_t bits, int64_t group, bool stochastic,
          int64_t rows, int64_t m, float lowest, float highest, nanobind::object threads,
          const nanobind::handle &type);
-    // A tensor stands for its address, None for a null pointer, an integer for itself. state:
-    // seed and step.
+    // Values are those of Tensors::argument. state: seed and step.
     void start(const nanobind::handle &x, const nanobind::handle &data,
                const nanobind::handle &params, const nanobind::handle &state,
                const nanobind::handle &bits, const nanobind::handle &ends, int64_t capacity,

@@ -171,7 +171,7 @@ class View {
 // Returns what is held as a tensor; also of forms that are written in Python.
 nanobind::object unpack(const nanobind::handle &held, const nanobind::handle &view);
 
-// Functions of Python that the forms call; see saving/held.py.
+// Functions of Python that the forms call, and names of nodes; saving/step.py tells them.
 struct HeldRules {
     nanobind::object refuse_changed, refuse_second_derivative, restore_sides, view_of_storage,
         norms, limit_normalized, divides;

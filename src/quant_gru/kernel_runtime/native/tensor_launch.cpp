@@ -11,15 +11,8 @@ void TensorLaunch::start(const nb::args &values) {
     if (count != fields_.size() || count > kMost)
         throw std::invalid_argument("one value for each argument");
     uint64_t to[kMost];
-    for (size_t i = 0; i < count; ++i) {
-        PyObject *value = PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i));
-        if (value == Py_None)
-            to[i] = 0;
-        else if (PyLong_Check(value))
-            to[i] = static_cast<uint64_t>(number(nb::borrow(value)));
-        else
-            to[i] = tensors_.address(value);
-    }
+    for (size_t i = 0; i < count; ++i)
+        to[i] = tensors_.argument(PyTuple_GetItem(values.ptr(), static_cast<Py_ssize_t>(i)));
     const auto stream = static_cast<uintptr_t>(number(call(stream_)));
     int status;
     {

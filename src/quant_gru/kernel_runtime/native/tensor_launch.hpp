@@ -26,8 +26,7 @@ class TensorLaunch {
           keep_(std::move(keep)) {
         for (const uintptr_t each : fields) fields_.push_back(reinterpret_cast<uint64_t *>(each));
     }
-    // Sets the arguments and starts the launch on the current stream. A tensor stands for its
-    // address, None for a null pointer, an integer for itself.
+    // Sets the arguments, see Tensors::argument, and starts the launch on the current stream.
     void start(const nanobind::args &values);
 
  private:

@@ -234,4 +234,10 @@ uintptr_t Tensors::address(PyObject *tensor) const {
     return static_cast<uintptr_t>(number(data_ptr_.call(tensor)));
 }
 
+uint64_t Tensors::argument(PyObject *value) const {
+    if (value == Py_None) return 0;
+    if (PyLong_Check(value)) return static_cast<uint64_t>(number(nb::borrow(value)));
+    return address(value);
+}
+
 }  // namespace kernel_runtime

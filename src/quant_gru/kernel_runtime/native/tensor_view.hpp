@@ -62,6 +62,9 @@ class Tensors {
     // The same for a Tensor or an instance of a subclass.
     bool view(PyObject *tensor, View &to, int dimensions = 3) const;
     uintptr_t address(PyObject *tensor) const;
+    // What a kernel gets for a value: a tensor stands for its address, None for a null pointer, an
+    // integer for itself.
+    uint64_t argument(PyObject *value) const;
     Place place(PyObject *tensor) const;
     // Describes a strided tensor on a CPU or GPU; false for others.
     bool describe(PyObject *tensor, Description &to) const;

@@ -15,6 +15,7 @@ _aten = torch.ops.aten
 _SUMS = _aten.add.Tensor, _aten.add.Scalar
 _CASTS = torch.ops.prims.convert_element_type.default, _aten._to_copy.default
 _LIMIT = "actnn_limit"
+_ROUNDING = 1e-5  # by which the mean square of a row without noise may be off
 
 
 class _Norm(NamedTuple):
@@ -195,7 +196,13 @@ class _Limited:
         exact = self._add(_aten.clamp_min.default, self._add(_aten.add.Tensor, share, 1), LEAST)
         excess = self._add(_aten.clamp_min.default, self._add(_aten.div.Tensor, found, exact), 1)
         limited = self._add(_aten.mul.Tensor, centered, self._add(_aten.rsqrt.default, excess))
-        self._found = limited if mean is None else self._add(_aten.add.Tensor, limited, mean)
+        if mean is not None:
+            limited = self._add(_aten.add.Tensor, limited, mean)
+        if limited.meta["val"].dtype != rows.meta["val"].dtype:
+            rows = self._add(_CASTS[0], rows, limited.meta["val"].dtype)
+        # Rows without noise keep their bits.
+        is_beyond = self._add(_aten.gt.Scalar, excess, 1 + _ROUNDING)
+        self._found = self._add(_aten.where.self, is_beyond, limited, rows)
         del self._found.meta[_LIMIT]
 
     def _add(self, target: Any, *arguments: Any) -> fx.Node:

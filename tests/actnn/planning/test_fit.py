@@ -207,6 +207,10 @@ def test_a_model_compiled_as_one_is_a_plan(monkeypatch):
     planner = Planner(net, x, bits=(4,), compile=True)
     units, seconds = len(planner._units), planner._measurement.seconds
     exact_peak = planner.costs.peak((KEEP,) * units)
+    # The compiled block recomputes its norm from exact numbers, whose bits no limit changes.
+    mixed = (KEEP, BlockChoice("compress", 4, fused=True), KEEP, KEEP)
+    exact_form = planner._measurement._exact_of(list(mixed))
+    assert not planner._measurement.compare(list(mixed), exact_form, 1).by_unit.any()
     # Make it the fastest, whatever this machine's noise is.
     monkeypatch.setattr(
         planner._measurement, "seconds", lambda plan: seconds(plan) * (0.01 if plan[0].whole else 1)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from actnn.layers.root import Root
 from actnn.planning.units import Unit
-from actnn.saving import Choice, Saving, TensorInfo
+from actnn.saving import Choice, Saving, TensorInfo, _native
 from actnn.saving.active import ACTIVE, active_step, pack_in_step
 from actnn.saving.held import Held, View
 from actnn.saving.module_classes import Swapped, as_plain, swap, swap_back
@@ -24,6 +24,7 @@ from actnn.saving.uncompiled import uncompiled
 
 ACTIVATION_SHARE = 8  # an activation of a unit has at least this part of its input's elements
 RECOMPILES = 64  # units that may share one forward in different shapes
+_UNPACK = _native.Unpack(None)
 
 Run = Callable[..., Any]
 Form = tuple[float, int | None]  # memory, bits of fused codes
@@ -98,7 +99,7 @@ class CompiledBlock(Swapped):
         step.opaque = _opaque(cast(nn.Module, self), (arguments, named))
         try:
             # Hooks that are no graphs stay outside of compiled code: one code for all choices.
-            with saved_tensors_hooks(_pack, _unpack):
+            with saved_tensors_hooks(_pack, _UNPACK):
                 return run(*arguments, **named)
         finally:
             step.opaque = None
@@ -145,11 +146,6 @@ class Checkpointed(Swapped):
 @uncompiled
 def _pack(tensor: Tensor) -> Held | View:
     return pack_in_step(tensor)
-
-
-@uncompiled
-def _unpack(held: Held | View) -> Tensor:
-    return held.unpack()
 
 
 def _opaque(module: nn.Module, inputs: object) -> Opaque:

@@ -61,7 +61,7 @@ class Again:
     """What a node of attention saved of its results; its backward makes them from its operands."""
 
     __slots__ = ("__weakref__", "_made")
-    held = 0
+    held, codes = 0, None
 
     def __init__(self) -> None:
         self._made: list[Tensor | None] = [None, None]

@@ -30,6 +30,11 @@ class Held(Protocol):
         """Bytes on the device of the tensor."""
         ...
 
+    @property
+    def codes(self) -> tuple[int, torch.Size] | None:
+        """Groups of its codes, and the shape that they are of; None if nothing is rounded."""
+        ...
+
     def unpack(self, view: Layout | None = None) -> Tensor:
         """Return the tensor, or a view of its elements."""
         ...

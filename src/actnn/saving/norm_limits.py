@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from threading import local
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ STATISTIC = "statistic of a norm"  # the reason in records
 STATISTICS = frozenset({"NativeGroupNormBackward0"})
 """Nodes of which all results but the first are statistics that have a gradient."""
 _RUN = 32  # groups of codes are a multiple of it
-_INSIDE = local()  # what norms save may itself be codes, which are decoded meanwhile
 
 
 class _Rows(NamedTuple):
@@ -91,7 +89,7 @@ ROWS_OF: dict[str, Callable[[Any, Tensor], _Rows | None]] = {
 
 
 def limit_normalized(x: Tensor, groups: int, shape: torch.Size) -> Tensor:
-    """Return a decoded tensor as the node that runs needs it.
+    """Return a decoded tensor that the node that runs has saved, as it needs it.
 
     If that is a norm, rows have at most the mean square of exact rows after the norm:
     variance / (variance + eps) = 1 - eps scale^2. A row of almost equal numbers has a tiny
@@ -104,16 +102,12 @@ def limit_normalized(x: Tensor, groups: int, shape: torch.Size) -> Tensor:
     """
     node: Any = torch._C._current_autograd_node()
     rows_of = None if node is None else ROWS_OF.get(node.name())
-    if rows_of is None or not x.numel() or getattr(_INSIDE, "now", False):
+    if rows_of is None or not x.numel():
         return x
     rows = rows_of(node, x)
     if rows is None or _have_own_groups(rows, groups, shape.numel()):
         return x
-    _INSIDE.now = True
-    try:
-        mean, scale = rows.statistics()
-    finally:
-        _INSIDE.now = False
+    mean, scale = rows.statistics()
     given = rows.x
     if scale.dim() != given.dim():
         return x

@@ -14,7 +14,6 @@ from actnn.errors import ActNNError
 from actnn.saving.bit_masks import restore_positive
 from actnn.saving.dense import is_dense
 from actnn.saving.held import Kept, Layout, counter_of, refuse_changed, refuse_second_derivative
-from actnn.saving.norm_limits import limit_normalized
 
 PREFETCH = 2  # tensors that are fetched before backward asks for them
 
@@ -125,6 +124,12 @@ class Offloaded:
         """Bytes in host memory."""
         return sum(part.nbytes for part in self._host)
 
+    @property
+    def codes(self) -> tuple[int, torch.Size] | None:
+        """See `Held`."""
+        found = self._codes if self._exact is None else None
+        return None if found is None else (len(found.params), found.shape)
+
     def _leave(self, tensor: Tensor) -> list[Tensor]:
         """Start the copy of a dense tensor to the host, and return its parts there."""
         if torch.cuda.is_current_stream_capturing():
@@ -178,7 +183,4 @@ class Offloaded:
             tensor = codec.decode(replace(self._codes, data=tensor))
             if self._positive is not None:
                 tensor = restore_positive(tensor, self._positive)
-        tensor = tensor if view is None else tensor.as_strided(*view)
-        if self._codes is None:
-            return tensor
-        return limit_normalized(tensor, len(self._codes.params), self._codes.shape)
+        return tensor if view is None else tensor.as_strided(*view)

@@ -66,6 +66,11 @@ class Scaled:
     def __init__(self, operand: Held, scale: Scale) -> None:
         self._operand, self._scale = operand, scale
 
+    @property
+    def codes(self) -> tuple[int, torch.Size] | None:
+        """See `Held`: those of its operand."""
+        return self._operand.codes
+
     def unpack(self, view: Layout | None = None) -> Tensor:
         """Return the tensor, or a view of its elements."""
         y = self._scale.apply(self._operand.unpack())

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import actnn
 
@@ -39,6 +40,14 @@ def rms_norm(x):
     return torch.ops.aten._fused_rms_norm(x, [WIDTH], None, 1e-5)[0]
 
 
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
 NORMS = {
     "GroupNorm": lambda: nn.GroupNorm(8, WIDTH),
     "GroupNorm, eps 1e-12": lambda: nn.GroupNorm(8, WIDTH, eps=1e-12),
@@ -72,6 +81,61 @@ def test_rows_without_variance(name, way, layout):
         with actnn.compressed(bits=8, min_bytes=1024):
             value = model(x).square().mean()
     assert float((gradients(model, value) - exact).norm() / exact.norm()) < 0.05
+
+
+class Reading(nn.Module):
+    """A norm whose backward also has what others have saved: as a checkpoint, or after a norm."""
+
+    def __init__(self, norm, way):
+        super().__init__()
+        self.embed, self.first = nn.Linear(8, WIDTH), nn.LayerNorm(WIDTH)
+        self.mix, self.norm, self.way = nn.Linear(WIDTH, WIDTH), norm, way
+        with torch.no_grad():
+            for each in (self.first.weight, self.mix.weight, self.mix.bias):
+                each.mul_(0.1)
+
+    def _last(self, x):
+        return self.norm(self.mix(x))
+
+    def forward(self, x):
+        x = self.embed(x)
+        if self.way == "after a norm":
+            return F.gelu(self.norm(self.first(x)))
+        return F.gelu(checkpoint(self._last, x, use_reentrant=self.way == "reentrant"))
+
+
+@pytest.mark.parametrize("by", ["model", "context"])
+@pytest.mark.parametrize("way", ["checkpoint", "reentrant", "after a norm"])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda: nn.LayerNorm(WIDTH),
+        lambda: nn.GroupNorm(4, WIDTH),
+        lambda: Function(lambda x: F.layer_norm(x, [WIDTH])),
+        lambda: Function(rms_norm),
+    ],
+    ids=["LayerNorm", "GroupNorm", "layer norm", "RMS norm"],
+)
+def test_only_what_a_norm_has_saved_is_limited(norm, way, by):
+    torch.manual_seed(0)
+    model, x = Reading(norm(), way), 10 * torch.randn(64, 8)
+    leaves = (*model.parameters(), x)
+    x.requires_grad_()
+
+    def found(value):
+        for each in leaves:
+            each.grad = None
+        value.backward()  # a reentrant checkpoint refuses autograd.grad
+        return torch.cat([each.grad.flatten() for each in leaves if each.grad is not None])
+
+    exact = found(model(x).square().mean())
+    if by == "model":
+        actnn.compress(model, bits=8, min_bytes=0)
+        value = model(x).square().mean()
+    else:
+        with actnn.compressed(bits=8, min_bytes=0):
+            value = model(x).square().mean()
+    assert float((found(value) - exact).norm() / exact.norm()) < 0.05
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,6 +9,15 @@ namespace {
 
 constexpr int64_t kKept = 8;  // bits that are assumed of codes beside what is kept
 
+// Whether autograd's engine asks, and not code of Python that runs in a backward.
+bool engine_asks() {
+    static const nb::object *const enter = new nb::object(
+        nb::module_::import_("torch.autograd.graph").attr("_engine_run_backward").attr("__code__"));
+    PyFrameObject *const frame = PyEval_GetFrame();
+    if (!frame) return true;  // a thread of the engine
+    return nb::steal(reinterpret_cast<PyObject *>(PyFrame_GetCode(frame))).is(*enter);
+}
+
 // Whether the backward that runs is that of a norm.
 bool norm_runs() {
     static auto *const known = new std::unordered_map<PyObject *, bool>;
@@ -21,6 +30,13 @@ bool norm_runs() {
         nb::cast<bool>(held_rules().norms.attr("__contains__")(node.attr("name")()));
     type.inc_ref();  // known for good
     return known->emplace(type.ptr(), is_norm).first->second;
+}
+
+// Groups of codes, and the shape of the tensor that has them; None if nothing is rounded.
+nb::object codes_of(const nb::object &held) {
+    if (nb::isinstance<Compressed>(held)) return nb::inst_ptr<Compressed>(held)->codes();
+    if (nb::isinstance<View>(held)) return nb::inst_ptr<View>(held)->codes();
+    return held.attr("codes");
 }
 
 nb::object item(const nb::handle &layout, int i) {
@@ -115,10 +131,15 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
     const bool steep =
         use_ && use_->ask(tensor, bits_, silent ? nb::object(nb::none()) : use_->path);
     if (steep && !silent && use_->divides) *use_->warned = true;
-    if (steep && kept.is_valid()) return kept;
-    return norm_runs() ? held_rules().limit_normalized(tensor, encoded_.groups, encoded_.shape)
-                       : tensor;
+    return steep && kept.is_valid() ? kept : tensor;
 }
+
+nb::object Compressed::codes() const {
+    if (other_.is_valid()) return codes_of(other_);
+    return nb::make_tuple(encoded_.groups, encoded_.shape);
+}
+
+nb::object View::codes() const { return codes_of(held_); }
 
 void View::keep(nb::object other) {
     held_ = std::move(other);
@@ -136,6 +157,13 @@ nb::object unpack(const nb::handle &held, const nb::handle &view) {
     if (nb::isinstance<Kept>(held)) return nb::inst_ptr<Kept>(held)->unpack(view);
     if (nb::isinstance<View>(held)) return nb::inst_ptr<View>(held)->unpack();
     return view.is_none() ? held.attr("unpack")() : held.attr("unpack")(view);
+}
+
+nb::object unpack_for_backward(const nb::handle &held) {
+    nb::object tensor = unpack(held, nb::none());
+    if (nb::isinstance<Kept>(held) || !norm_runs() || !engine_asks()) return tensor;
+    const nb::object codes = codes_of(nb::borrow(held));
+    return codes.is_none() ? tensor : held_rules().limit_normalized(tensor, *nb::tuple(codes));
 }
 
 }  // namespace actnn

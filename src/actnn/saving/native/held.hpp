@@ -97,6 +97,8 @@ class Compressed {
     Compressed(Encoded encoded, std::shared_ptr<Counter> counter)
         : encoded_(std::move(encoded)), share_(std::move(counter), encoded_.held) {}
     int64_t held() const { return share_.bytes(); }
+    // Returns the number of groups of codes and the shape of the tensor; None if it is exact.
+    nanobind::object codes() const;
     // Holds another form of the tensor instead of the codes, such as the tensor itself.
     void keep(nanobind::object other);
     // Says that the tensor was saved more than once.
@@ -161,6 +163,7 @@ class View {
         if (nanobind::isinstance<Compressed>(held_))
             beside_ = nanobind::inst_ptr<Compressed>(held_)->beside(tensor);
     }
+    nanobind::object codes() const;
     nanobind::object unpack() const;
 
  private:
@@ -170,6 +173,10 @@ class View {
 
 // Returns what is held as a tensor; also of forms that are written in Python.
 nanobind::object unpack(const nanobind::handle &held, const nanobind::handle &view);
+
+// Returns the same for the operation whose backward runs. What it has saved is limited if it is a
+// norm, but not what others have saved and read meanwhile: a block that runs again, say.
+nanobind::object unpack_for_backward(const nanobind::handle &held);
 
 // Functions of Python that the forms call, and names of nodes; saving/step.py tells them.
 struct HeldRules {

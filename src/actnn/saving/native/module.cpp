@@ -29,14 +29,15 @@ struct Pack {
     }
 };
 
-// The hook that returns it. other: for what a traced graph holds, tensors and tuples.
+// The hook that returns it. other: for what a traced graph holds, tensors and tuples; None if no
+// graph is traced with it.
 struct Unpack {
     nb::object other;
     explicit Unpack(nb::object other) : other(std::move(other)) {}
     nb::object operator()(const nb::handle &held) const {
         const bool traced =
             PyTuple_Check(held.ptr()) || PyObject_IsInstance(held.ptr(), torch().tensor.ptr()) == 1;
-        return traced ? other(held) : unpack(held, nb::none());
+        return traced ? other(held) : unpack_for_backward(held);
     }
 };
 
@@ -48,6 +49,7 @@ NB_MODULE(_native, m) {
     nb::class_<Kept>(m, "Kept", nb::is_weak_referenceable())
         .def_prop_ro("held", &Kept::held)
         .def_prop_ro("tensor", &Kept::tensor)
+        .def_prop_ro("codes", [](const Kept &) { return nb::none(); })
         .def("replace", &Kept::replace)
         .def("unpack", &Kept::unpack, nb::arg("view") = nb::none());
     nb::class_<Compressed>(m, "Compressed", nb::is_weak_referenceable())
@@ -64,6 +66,7 @@ NB_MODULE(_native, m) {
             nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
             nb::arg(), nb::arg())
         .def_prop_ro("held", &Compressed::held)
+        .def_prop_ro("codes", &Compressed::codes)
         .def("keep", &Compressed::keep)
         .def("divided", &Compressed::divided)
         .def("compares", &Compressed::compares)
@@ -71,6 +74,7 @@ NB_MODULE(_native, m) {
         .def("unpack", nb::overload_cast<const nb::handle &>(&Compressed::unpack),
              nb::arg("view") = nb::none());
     nb::class_<View>(m, "View", nb::is_weak_referenceable())
+        .def_prop_ro("codes", &View::codes)
         .def("keep", &View::keep)
         .def("divided", &View::divided)
         .def("compares", &View::compares)
@@ -137,6 +141,6 @@ NB_MODULE(_native, m) {
     m.def("pack", &pack);
     nb::class_<Pack>(m, "Pack").def(nb::init<nb::object>()).def("__call__", &Pack::operator());
     nb::class_<Unpack>(m, "Unpack")
-        .def(nb::init<nb::object>())
+        .def(nb::init<nb::object>(), nb::arg().none())
         .def("__call__", &Unpack::operator());
 }

@@ -18,7 +18,8 @@ from actnn.saving.module_classes import Swapped
 
 _backward = torch.ops.aten.convolution_backward.default
 LARGE, PART = 1 << 29, 1 << 28  # bytes of an input, and of a part of it
-SMALL = 1 << 26  # bytes of an input on a GPU that matter less than the time to launch two kernels
+# Bytes of an input that matter less than the time to call two kernels from Python.
+SMALL = {"cuda": 1 << 26, "cpu": 1 << 20}
 
 
 class _Convolution(Function):
@@ -135,7 +136,7 @@ class Convolution(Swapped):
             or isinstance(self.padding, str)
             or self.padding_mode != "zeros"
             or torch.is_autocast_enabled(x.device.type)
-            or (x.is_cuda and x.nbytes < SMALL)
+            or x.nbytes < SMALL.get(x.device.type, 0)
         ):
             return super().forward(x)  # type: ignore[misc, no-any-return]
         weight = self.weight  # once: a parametrization computes it

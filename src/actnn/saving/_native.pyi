@@ -105,6 +105,14 @@ class Records:
     def __getitem__(self, index: int, /) -> Record: ...
     def change(self, index: int, held: int, reason: str, choice: Choice, /) -> None: ...
 
+class ModelTensors:
+    """Parameters and buffers of a model: they are alive anyway."""
+
+    def __init__(self) -> None: ...
+    def read(self, model: nn.Module, paths: ModulePaths, /) -> None:
+        """Read which ones a model has now; quick if they are those of the last time."""
+        ...
+
 class Decisions:
     """Decisions about kinds of tensors, valid as long as the settings are."""
 
@@ -130,6 +138,7 @@ class Step:
         adaptive: bool,
         counter: Counter,
         paths: ModulePaths,
+        model: ModelTensors,
         decisions: Decisions,
         uses: Uses,
         records: Records,
@@ -141,10 +150,6 @@ class Step:
 
     def add_known(self, tensor: Tensor, reason: str, /) -> None:
         """Say that a storage is alive anyway, and why."""
-        ...
-
-    def add_module(self, module: nn.Module, /) -> None:
-        """Say that the parameters and buffers of a module are alive anyway."""
         ...
 
     def keep_exact(self, tensor: Tensor, reason: str, /) -> None:

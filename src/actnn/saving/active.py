@@ -50,10 +50,12 @@ def active_step() -> Step | None:
     """
     if torch.compiler.is_compiling() or not ACTIVE.steps or transformed():
         return None
-    step = ACTIVE.steps[-1][0]
+    step, own = ACTIVE.steps[-1]
     if _innermost_hooks is not None:
         hooks = _innermost_hooks(False)
-        if hooks is None or not step.saving.is_own(hooks[0]):
+        if hooks is None:
+            return None
+        if (own is None or hooks[0] is not own.pack_hook) and not step.saving.is_own(hooks[0]):
             return None
     return step
 
@@ -88,15 +90,10 @@ def step_for(x: torch.Tensor) -> Step | None:
     Returns:
         None also for an input without gradient, one that is too small, or one of a subclass.
     """
-    step = active_step()
-    if (
-        step is None
-        or not x.requires_grad
-        or type(x) not in (torch.Tensor, nn.Parameter)
-        or x.nbytes < step.saving.min_bytes
-    ):
+    if not x.requires_grad or type(x) not in (torch.Tensor, nn.Parameter):
         return None
-    return step
+    step = active_step()
+    return None if step is None or x.nbytes < step.saving.min_bytes else step
 
 
 @uncompiled

@@ -130,7 +130,7 @@ class Saving:
         self._noise = NoiseStates(seed)
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         self.divided: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._paths = ModulePaths(None)
+        self._paths, self._tensors = ModulePaths(None), _native.ModelTensors()
         self._decisions, self._uses = _native.Decisions(), _native.Uses()
         self._decided_for: tuple[Any, ...] = ()
         self._hooks: dict[Any, GraphHooks] = {}  # by choices
@@ -185,7 +185,7 @@ class Saving:
     def bind(self, model: nn.Module) -> None:
         """Take the parameters, buffers and paths of a model; call it again for new modules."""
         self._model = weakref.ref(model)
-        self._paths = ModulePaths(model)
+        self._paths, self._tensors = ModulePaths(model), _native.ModelTensors()
         self._decided_for, self._hooks, self._hooks_at = (), {}, {}
 
     def hooks_in(self, path: str) -> GraphHooks:
@@ -401,10 +401,10 @@ class Saving:
         if self.adaptive is not None:
             self.adaptive.begin_step(self.model)
         self._refresh_decisions()
-        step = Step(self, self._paths, self._decisions, self._uses)
         model = self.model
         if model is not None:
-            step.add_module(model)
+            self._tensors.read(model, self._paths)
+        step = Step(self, self._paths, self._tensors, self._decisions, self._uses)
         if not self.is_uniform:
             self._find_compiled()
         both = self.hooks_in("")
@@ -433,14 +433,15 @@ class Saving:
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings, for copies and files; what a step holds stays here."""
         state = self.__dict__.copy()
-        names = "_held divided _paths _model _hooks _hooks_at counter _decisions _uses"
+        names = "_held divided _paths _model _hooks _hooks_at counter _tensors _decisions _uses"
         none = dict.fromkeys(names.split())
         state.update(none, _records=(), _decided_for=())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._held, self._paths = weakref.WeakSet(), ModulePaths(None)
+        self._held = weakref.WeakSet()
+        self._paths, self._tensors = ModulePaths(None), _native.ModelTensors()
         self.divided = weakref.WeakSet()
         self.counter = _native.Counter()
         self._decisions, self._uses = _native.Decisions(), _native.Uses()

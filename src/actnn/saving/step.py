@@ -96,6 +96,7 @@ class Step(_native.Step):
     Args:
         saving: The settings.
         paths: Paths of the modules.
+        model: Its parameters and buffers.
         decisions: Decisions of earlier steps that are still valid.
         uses: What the first steps have found out.
 
@@ -110,6 +111,7 @@ class Step(_native.Step):
         self,
         saving: Settings,
         paths: _native.ModulePaths,
+        model: _native.ModelTensors,
         decisions: _native.Decisions,
         uses: _native.Uses,
     ) -> None:
@@ -123,6 +125,7 @@ class Step(_native.Step):
             adaptive is not None,
             saving.counter,
             paths,
+            model,
             decisions,
             uses,
             _native.Records(Record),

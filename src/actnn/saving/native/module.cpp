@@ -86,6 +86,7 @@ NB_MODULE(_native, m) {
             const Where found = paths.current();
             return nb::make_tuple(found.path, found.boundary, found.module);
         });
+    nb::class_<ModelTensors>(m, "ModelTensors").def(nb::init<>()).def("read", &ModelTensors::read);
     nb::class_<Records>(m, "Records")
         .def(nb::init<nb::object>())
         .def("__len__", &Records::size)
@@ -98,16 +99,16 @@ NB_MODULE(_native, m) {
             "__init__",
             [](Step *self, int64_t min_bytes, bool by_sample, bool decides_by_path,
                int least_shared, bool caches, bool adaptive, std::shared_ptr<Counter> counter,
-               const ModulePaths &paths, Decisions &decisions, Uses &uses, nb::object records) {
+               const ModulePaths &paths, const ModelTensors &model, Decisions &decisions,
+               Uses &uses, nb::object records) {
                 new (self)
                     Step(min_bytes, by_sample, decides_by_path, least_shared, caches, adaptive,
-                         std::move(counter), paths, decisions, uses, std::move(records));
+                         std::move(counter), paths, model, decisions, uses, std::move(records));
             },
-            nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>())
+            nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(),
+            nb::keep_alive<1, 12>())
         .def("pack", &Step::pack)
-        .def("add_known", [](Step &step, nb::handle tensor,
-                             nb::object reason) { step.add_known(tensor, std::move(reason)); })
-        .def("add_module", &Step::add_module)
+        .def("add_known", &Step::add_known)
         .def("keep_exact", &Step::keep_exact)
         .def("forget", &Step::forget)
         .def_prop_ro("records", &Step::records)

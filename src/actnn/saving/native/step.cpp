@@ -19,13 +19,10 @@ struct Words {
                compressed = nb::str("compressed"), compared = nb::str("compared in backward"),
                again = nb::str("made again in backward"),
                divided = nb::str("divided by in backward"), custom = nb::str("saved by a Function"),
-               parameter = nb::str("parameter"), buffer = nb::str("buffer"), leaf = nb::str("leaf"),
-               of_parameter = nb::str("view of a parameter"),
+               leaf = nb::str("leaf"), of_parameter = nb::str("view of a parameter"),
                of_buffer = nb::str("view of a buffer"), of_leaf = nb::str("view of a leaf"),
                not_floating = nb::str("not floating point"),
-               without_gradient = nb::str("without gradient"), children = nb::str("_modules"),
-               buffers = nb::str("_buffers"), parameters = nb::str("_parameters"),
-               dict = nb::str("__dict__");
+               without_gradient = nb::str("without gradient"), dict = nb::str("__dict__");
 };
 const Words &words() {
     static const Words *const found = new Words;
@@ -39,23 +36,6 @@ nb::object dereferenced(const nb::object &reference) {
 
 nb::object weak(const nb::handle &object) {
     return checked(PyWeakref_NewRef(object.ptr(), nullptr));
-}
-
-nb::object dictionary(const nb::handle &object, const nb::object &name) {
-    nb::object attributes = checked(PyObject_GetAttr(object.ptr(), words().dict.ptr()));
-    PyObject *const found = PyDict_GetItemWithError(attributes.ptr(), name.ptr());
-    if (!found && PyErr_Occurred()) throw nb::python_error();
-    return found && PyDict_Check(found) ? nb::borrow(found) : nb::object();
-}
-
-// Calls visit(value) for the values of a dictionary that are not None.
-template <class Visit>
-void for_each(const nb::object &dict, const Visit &visit) {
-    if (!dict.is_valid()) return;
-    Py_ssize_t position = 0;
-    PyObject *key = nullptr, *value = nullptr;
-    while (PyDict_Next(dict.ptr(), &position, &key, &value))
-        if (value != Py_None) visit(nb::borrow(value));
 }
 
 // Whether a module holds a tensor, or that of which it is a view, as a plain attribute: pruning,
@@ -74,8 +54,8 @@ bool is_attribute(const nb::handle &tensor, const nb::object &module) {
 
 // The reason for views of what is kept for a reason.
 nb::object view_of_a(const nb::object &known) {
-    if (known.is(words().parameter)) return words().of_parameter;
-    if (known.is(words().buffer)) return words().of_buffer;
+    if (known.is(parameter_reason())) return words().of_parameter;
+    if (known.is(buffer_reason())) return words().of_buffer;
     return nb::str("view of a ") + known;
 }
 
@@ -116,33 +96,10 @@ Step::Saved Step::key_of(const nb::handle &tensor, const Description &d, bool de
     return key;
 }
 
-void Step::add_known(const nb::handle &tensor, nb::object reason, nb::object owner) {
+void Step::add_known(const nb::handle &tensor, nb::object reason) {
     Description d;
-    if (!torch().is_plain(tensor.ptr()) || !torch().tensors.describe(tensor.ptr(), d)) return;
-    const nb::object storage = torch().storage.call(tensor.ptr());
-    Storage &known = storages_[torch().address_of(storage)];
-    known.known = std::move(reason);
-    // A module keeps its tensors alive; an input may go while its address is known.
-    if (!owner.is_valid() && !known.reference) known.reference = WeakStorage(storage);
-    known.owner = std::move(owner);
-}
-
-void Step::add_module(const nb::handle &module) {
-    std::vector<nb::object> left{nb::borrow(module)}, all;
-    const auto add = [&](const nb::object &each, const nb::object &kind, const nb::object &why) {
-        const nb::object &path = paths_.path_of(each);
-        for_each(dictionary(each, kind),
-                 [&](const nb::object &tensor) { add_known(tensor, why, path); });
-    };
-    while (!left.empty()) {
-        const nb::object each = left.back();
-        left.pop_back();
-        for_each(dictionary(each, words().children),
-                 [&](const nb::object &child) { left.push_back(child); });
-        add(each, words().buffers, words().buffer);
-        all.push_back(each);
-    }
-    for (const nb::object &each : all) add(each, words().parameters, words().parameter);
+    if (torch().is_plain(tensor.ptr()) && torch().tensors.describe(tensor.ptr(), d))
+        storage_of(tensor).known = std::move(reason);
 }
 
 void Step::keep_exact(const nb::handle &tensor, nb::object reason) {
@@ -202,20 +159,26 @@ void Step::remember(const nb::handle &tensor, const nb::object &packed, size_t r
 }
 
 nb::object Step::pack(const nb::handle &tensor) {
+    if (const Owned *const known = model_.of(tensor.ptr()))
+        return keep(tensor, known->reason, 0, {}, known->owner);
     const Torch &t = torch();
     Description d;
     if (!t.is_plain(tensor.ptr()) || !t.tensors.describe(tensor.ptr(), d) ||
         holds_true(t.is_neg.call(tensor.ptr())) || holds_true(t.is_conj.call(tensor.ptr())))
         return keep(tensor, words().subclass, 0);
     const nb::object storage_object = t.storage.call(tensor.ptr());
-    const auto [place, is_new] = storages_.try_emplace(t.address_of(storage_object));
+    const uintptr_t address = t.address_of(storage_object);
+    // What is alive anyway is not shared.
+    const auto keep_known = [&](const nb::object &reason, nb::object owner) {
+        const bool is_view = !t.base.of(tensor.ptr()).is_none();
+        return keep(tensor, is_view ? view_of_a(reason) : reason, 0, {}, std::move(owner));
+    };
+    if (const Owned *const known = model_.of_storage(address))
+        return keep_known(known->reason, known->owner);
+    const auto [place, is_new] = storages_.try_emplace(address);
     Storage &storage = place->second;
     if (is_new) storage.reference = WeakStorage(storage_object);
-    if (storage.known.is_valid()) {  // alive anyway, so that nothing is to be shared
-        const bool is_view = !t.base.of(tensor.ptr()).is_none();
-        return keep(tensor, is_view ? view_of_a(storage.known) : storage.known, 0, {},
-                    storage.owner);
-    }
+    if (storage.known.is_valid()) return keep_known(storage.known, {});
 
     if (!storage.exact.is_valid() && !storage.claim && in_custom_function())
         storage.exact = words().custom;
@@ -327,7 +290,7 @@ nb::object Step::why_kept(const nb::handle &tensor, const Description &d, bool &
         alive = true;
         const bool parameter = PyObject_IsInstance(base.ptr(), t.parameter.ptr()) == 1;
         if (is_view) return parameter ? words().of_parameter : words().of_leaf;
-        return parameter ? words().parameter : words().leaf;
+        return parameter ? parameter_reason() : words().leaf;
     }
     if (!d.is_floating) return words().not_floating;
     if (!holds_true(t.requires_grad.of(tensor.ptr()))) return words().without_gradient;

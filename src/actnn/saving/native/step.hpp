@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "actnn/saving/native/held.hpp"
+#include "actnn/saving/native/model_tensors.hpp"
 #include "actnn/saving/native/module_paths.hpp"
 #include "actnn/saving/native/ops.hpp"
 #include "actnn/saving/native/records.hpp"
@@ -86,7 +87,7 @@ class Step {
     // tensors.
     Step(int64_t min_bytes, bool by_sample, bool decides_by_path, int least_shared, bool caches,
          bool adaptive, std::shared_ptr<Counter> counter, const ModulePaths &paths,
-         Decisions &decisions, Uses &uses, nanobind::object records)
+         const ModelTensors &model, Decisions &decisions, Uses &uses, nanobind::object records)
         : min_bytes_(min_bytes),
           by_sample_(by_sample),
           decides_by_path_(decides_by_path),
@@ -95,6 +96,7 @@ class Step {
           adaptive_(adaptive),
           counter_(std::move(counter)),
           paths_(paths),
+          model_(model),
           decisions_(decisions),
           uses_(uses),
           learns_(uses.begin()),
@@ -108,10 +110,8 @@ class Step {
 
     // Returns a tensor in the form in which it is held for backward.
     nanobind::object pack(const nanobind::handle &tensor);
-    // Says that a storage is alive anyway, why, and the path of the module that has it.
-    void add_known(const nanobind::handle &tensor, nanobind::object reason,
-                   nanobind::object owner = {});
-    void add_module(const nanobind::handle &module);
+    // Says that a storage is alive anyway, and why.
+    void add_known(const nanobind::handle &tensor, nanobind::object reason);
     void keep_exact(const nanobind::handle &tensor, nanobind::object reason);
     void keep_compared(const nanobind::handle &tensor);
     void claim(const nanobind::handle &codes, nanobind::object reason, nanobind::object instead_of,
@@ -156,8 +156,7 @@ class Step {
     };
     struct Storage {
         WeakStorage reference;
-        nanobind::object known, owner;  // why it is alive anyway, and the path of who has it
-        nanobind::object exact;
+        nanobind::object known, exact;  // why it is alive anyway, or not to be rounded
         bool compared = false;
         std::optional<Claim> claim, normalized;
         std::optional<size_t> replaced;  // the record of a tensor that torch would have saved
@@ -199,6 +198,7 @@ class Step {
     bool caches_, adaptive_;
     std::shared_ptr<Counter> counter_;
     const ModulePaths &paths_;
+    const ModelTensors &model_;
     Decisions &decisions_;
     Uses &uses_;
     bool learns_, is_first_;

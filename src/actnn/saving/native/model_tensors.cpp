@@ -1,0 +1,87 @@
+#include "actnn/saving/native/model_tensors.hpp"
+
+namespace nb = nanobind;
+
+namespace actnn {
+namespace {
+
+struct Words {
+    nb::object children = nb::str("_modules"), buffers = nb::str("_buffers"),
+               parameters = nb::str("_parameters"), dict = nb::str("__dict__");
+};
+const Words &words() {
+    static const Words *const found = new Words;
+    return *found;
+}
+
+// Calls visit(value) for the values of a dictionary of a module that are not None.
+template <class Visit>
+void for_each(const nb::object &module, const nb::object &name, const Visit &visit) {
+    const nb::object attributes = checked(PyObject_GetAttr(module.ptr(), words().dict.ptr()));
+    PyObject *const dict = PyDict_GetItemWithError(attributes.ptr(), name.ptr());
+    if (!dict && PyErr_Occurred()) throw nb::python_error();
+    if (!dict || !PyDict_Check(dict)) return;
+    Py_ssize_t position = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(dict, &position, &key, &value))
+        if (value != Py_None) visit(nb::borrow(value));
+}
+
+}  // namespace
+
+const nb::object &parameter_reason() {
+    static const nb::object *const found = new nb::object(nb::str("parameter"));
+    return *found;
+}
+
+const nb::object &buffer_reason() {
+    static const nb::object *const found = new nb::object(nb::str("buffer"));
+    return *found;
+}
+
+void ModelTensors::read(const nb::handle &model, const ModulePaths &paths) {
+    const Torch &t = torch();
+    std::vector<nb::object> modules{nb::borrow(model)};
+    for (size_t i = 0; i < modules.size(); ++i) {
+        const nb::object module = modules[i];
+        for_each(module, words().children, [&](nb::object child) { modules.push_back(child); });
+    }
+    size_t count = 0;
+    bool same = true;
+    // Parameters last: a tensor that is both counts as one.
+    for (const bool parameters : {false, true}) {
+        const nb::object &name = parameters ? words().parameters : words().buffers;
+        const nb::object &reason = parameters ? parameter_reason() : buffer_reason();
+        for (const nb::object &module : modules)
+            for_each(module, name, [&](const nb::object &tensor) {
+                Description d;
+                if (!t.is_plain(tensor.ptr()) || !t.tensors.describe(tensor.ptr(), d)) return;
+                if (same && count < tensors_.size()) {
+                    const Tensor &before = tensors_[count];
+                    same = before.tensor == tensor.ptr() && before.address == d.address &&
+                           before.module == module.ptr() && before.reason.is(reason);
+                } else {
+                    same = false;
+                }
+                if (!same) {
+                    tensors_.resize(count);
+                    tensors_.push_back({tensor.ptr(), module.ptr(), reason, d.address});
+                }
+                ++count;
+            });
+    }
+    if (same && count == tensors_.size()) return;
+    tensors_.resize(count);
+    by_tensor_.clear();
+    by_storage_.clear();
+    for (const Tensor &each : tensors_) {
+        const Owned owned{each.reason, paths.path_of(each.module)};
+        by_tensor_[each.tensor] = owned;
+        const nb::object storage = t.storage.call(each.tensor);
+        Storage &known = by_storage_[t.address_of(storage)];
+        static_cast<Owned &>(known) = owned;
+        if (!known.reference) known.reference = WeakStorage(storage);
+    }
+}
+
+}  // namespace actnn

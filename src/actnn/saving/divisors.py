@@ -43,7 +43,7 @@ _SOLVED = (
 )
 _SOLVING = frozenset(f"{name}Backward0" for name in _SOLVED.split())
 # Of which matrices of covariances are made, beside products.
-_KERNELS = frozenset(f"{name}Backward0" for name in "Exp Cdist Sqrt".split())
+_KERNELS = frozenset(f"{name}Backward0" for name in "Exp Cdist EuclideanDist Sqrt".split())
 _ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"
 _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
     **dict.fromkeys((f"{name}Backward0" for name in _ITSELF.split()), lambda node, x: x()),
@@ -90,6 +90,8 @@ _RESULTS = frozenset(
 _SOURCES = frozenset(f"{name}Backward0" for name in "Softplus Elu LogSigmoid Erf Erfc".split())
 _ENDS = _RESULTS | _SOURCES
 _PRODUCTS = frozenset(f"{name}Backward0" for name in "Mm Bmm Mv Dot".split())
+_PAIRS = _PRODUCTS | {"SubBackward0", "CdistBackward0", "EuclideanDistBackward0"}  # distances
+_SAME = FORMS | {"MulBackward0", "DivBackward0"}  # scaled
 _MADE = "made of ends"  # what nodes remember of `_made_of_ends`
 _NONE, _OF_LEAVES, _SOME, _ALL = range(4)
 _DEPTH = 24
@@ -117,10 +119,12 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool | Intervals:
         return False
     if node.name() in COMPARING_WITH:
         return intervals_of(node)
-    if DIVIDED not in node.metadata and not _is_last(node):
-        if _recomputes() or not _is_steep(node, tensor, bits):
+    if DIVIDED not in node.metadata:
+        is_last = _is_last(node)
+        if _recomputes() or not (is_last or _is_steep(node, tensor, bits)):
             return False
-        _mark(node)
+        if not is_last:
+            _mark(node)
     if path is not None:
         warnings.warn(
             f"Backward divides by numbers near 0 at {path!r}, and codes are not exact enough "
@@ -139,6 +143,8 @@ def _is_last(node: Any) -> bool:
         if is_last and _is_square(node):
             _mark(node)
         return is_last
+    if _LAST in node.metadata and _is_kernel(node):
+        _mark(node)
     operands = _operands_of(node)
     if node.name() in _SOURCES:
         return any(_LAST in each.metadata for each in operands)
@@ -183,7 +189,7 @@ def _is_near_0(divisor: Tensor, bits: int) -> bool:
 
 def _mark(node: Any) -> list[Any]:
     """Mark the nodes that have made the operands of a node, and return them."""
-    solves = node.name() in _SOLVING
+    solves = node.name() in _SOLVING or _is_kernel(node)
     found = _makers(_operands_of(node), _PASSED | _KERNELS if solves else _PASSED)
     marked = [each for each in found if each.name() not in _FORMS]
     for each in marked:
@@ -247,8 +253,8 @@ def _ends_of(node: Any) -> list[Any]:
             found.append(each)
         if each.name() in _SOURCES:
             found += _operands_of(each)
-        elif _is_square(each):  # a loss may solve equations with it, as with products that it sees
-            for maker in _makers(_operands_of(each)):
+        elif _is_square(each) or _is_kernel(each):  # a loss may solve equations with it
+            for maker in _makers(_operands_of(each), _PASSED | _KERNELS):
                 found += [maker, *_operands_of(maker)]
         elif each.name() not in _ENDS:
             left += [(operand, depth - (made == _SOME)) for operand in _operands_of(each)]
@@ -257,10 +263,23 @@ def _ends_of(node: Any) -> list[Any]:
 
 def _is_square(node: Any) -> bool:
     """Whether a node makes the product of a tensor with itself, as covariances are."""
-    operands = _operands_of(node)
-    if node.name() not in _PRODUCTS or len(operands) != 2:
+    return node.name() in _PRODUCTS and _is_of_one(node)
+
+
+def _is_kernel(node: Any) -> bool:
+    """Whether a node makes exponentials of distances within a tensor, which are covariances."""
+    if node.name() != "ExpBackward0":
         return False
-    a, b = (set(_makers([each], FORMS)) for each in operands)
+    makers = _makers(_operands_of(node), _PASSED | _KERNELS)
+    return any(each.name() in _PAIRS and _is_of_one(each) for each in makers)
+
+
+def _is_of_one(node: Any) -> bool:
+    """Whether both operands of a node are forms of one tensor."""
+    operands = _operands_of(node)
+    if len(operands) != 2:
+        return False
+    a, b = (set(_makers([each], _SAME)) for each in operands)
     return bool(a & b)
 
 

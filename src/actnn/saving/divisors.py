@@ -90,6 +90,8 @@ _RESULTS = frozenset(
 _SOURCES = frozenset(f"{name}Backward0" for name in "Softplus Elu LogSigmoid Erf Erfc".split())
 _ENDS = _RESULTS | _SOURCES
 _PRODUCTS = frozenset(f"{name}Backward0" for name in "Mm Bmm Mv Dot".split())
+_SUMS = {"SumBackward0", "SumBackward1"}
+_NORMS = {"NormBackward1", "LinalgVectorNormBackward0", "SqrtBackward0"}
 _PAIRS = _PRODUCTS | {"SubBackward0", "CdistBackward0", "EuclideanDistBackward0"}  # distances
 _SAME = FORMS | {"MulBackward0", "DivBackward0"}  # scaled
 _MADE = "made of ends"  # what nodes remember of `_made_of_ends`
@@ -166,6 +168,8 @@ def _recomputes() -> bool:
 
 def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
     """Whether a node divides by numbers much nearer to 0 than others."""
+    if _is_cosine(node, tensor):
+        return True
     divisor_of = _DIVISORS.get(node.name())
     if divisor_of is None or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
@@ -272,6 +276,35 @@ def _is_kernel(node: Any) -> bool:
         return False
     makers = _makers(_operands_of(node), _PASSED | _KERNELS)
     return any(each.name() in _PAIRS and _is_of_one(each) for each in makers)
+
+
+def _is_cosine(node: Any, other: Tensor | None = None) -> bool:
+    """Whether a node multiplies tensors of norm 1, or divides sums of products by norms.
+
+    If operands are alike, little is left of the gradient: what is across them.
+
+    Args:
+        node: The node.
+        other: What it multiplies a tensor with, if only that has a gradient.
+    """
+    name, operands = node.name(), _operands_of(node)
+    if name == "DivBackward0":
+        return len(operands) == 2 and operands[0].name() in _SUMS and _has_norm(node)
+    if name != "MulBackward0":
+        return False
+    alike = other is not None and list(other.shape) == list(node._input_metadata[0].shape)
+    quotients = [each for each in operands if each.name() == "DivBackward0" and _has_norm(each)]
+    return len(quotients) == (1 if alike and len(operands) == 1 else 2)
+
+
+def _has_norm(node: Any) -> bool:
+    """Whether a node divides by the norm of what its numerator is made of."""
+    numerator, divisor = (*_operands_of(node), None)[:2]
+    if divisor is None:
+        return False
+    norms = [each for each in _makers([divisor]) if each.name() in _NORMS]
+    made_of = set(_makers([numerator]))
+    return any(made_of & set(_makers(_operands_of(norm))) for norm in norms)
 
 
 def _is_of_one(node: Any) -> bool:
@@ -427,7 +460,7 @@ class Recent:
             if number < 0 or number < first or number in self._seen:
                 continue
             self._seen.add(number)
-            if node.name() in _DIVISORS or node.name() in COMPARING_WITH:
+            if node.name() in _DIVISORS or node.name() in COMPARING_WITH or _is_cosine(node):
                 divisions.append(node)
             for operand in _operands_of(node):
                 self._users[_sequence_of(operand)].append(node)
@@ -438,7 +471,7 @@ class Recent:
         for node in divisions:
             if node.name() in COMPARING_WITH:
                 self._keep_operands([node], partial(self._compare, intervals_of(node)))
-            elif self._divides(node):
+            elif _is_cosine(node) or self._divides(node):
                 self._keep_operands([node, *_mark(node)])
         known: dict[int, bool] = {}
         left = [each for each in self._saved if self._may_divide(each, known)]

@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import nullcontext
+from copy import deepcopy
 
 import pytest
 import torch
@@ -208,6 +209,7 @@ def test_functions_with_steep_derivatives(name, bits):
 
 FLAT = {
     "normalize": lambda x: F.normalize(x, dim=-1)[..., :5],
+    "scaled": lambda x: (F.normalize(x, dim=-1) * torch.arange(x.shape[-1])).sin(),
     "square": lambda x: x.pow(2),
     "divided by a number": lambda x: (x.tanh() / 3).sin(),
     "far from 0": lambda x: 1 / (x.sigmoid() + 2),
@@ -726,3 +728,32 @@ def test_compiled_logarithms_of_sums_have_exact_operands(backend):
     actnn.compress(net, bits=8, min_bytes=1024)
     found = gradient(torch.compile(net, backend=backend)(x), parameters)
     assert float((found - exact).norm() / exact.norm()) < 0.04
+
+
+COSINES = {
+    "cosine similarity": F.cosine_similarity,
+    "of normalized tensors": lambda a, b: (F.normalize(a) * F.normalize(b)).sum(-1),
+    "by hand": lambda a, b: (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)),
+    "without gradient": lambda a, b: F.cosine_similarity(a, b.detach()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Backward divides:actnn.ActNNWarning")
+@pytest.mark.parametrize("name", COSINES)
+def test_of_similar_tensors_the_cosine_has_exact_operands(name):
+    """Its gradient is what differs between them, beside which the noise of codes is large."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
+    other = deepcopy(net)
+    parameters, x = list(net.parameters()), torch.randn(128, 32)
+
+    def loss():
+        return COSINES[name](net(x), other(x + 0.1 * near)).mean()
+
+    near = torch.randn_like(x)
+    exact, saving = gradient(loss(), parameters), Saving(bits=8, min_bytes=0)
+    for _ in range(3):
+        with saving:
+            value = loss()
+        found = gradient(value, parameters)
+        assert float((found - exact).norm() / exact.norm()) < 0.05

@@ -33,15 +33,15 @@ from actnn.saving.sides import COMPARING_WITH, Intervals, intervals_of
 
 LEAST_BITS = 4  # with fewer, all is noise
 _UNKNOWN = torch.tensor(math.nan)  # a divisor of which nothing is known
-# Their backward solves equations with what they save, which may be nearly singular, or takes the
-# exponential of a difference.
-_SOLVED = (
-    "LinalgInvEx LinalgSolveEx LinalgSolveTriangular LinalgCholeskyEx LinalgEigh LinalgEig "
-    "LinalgSvd LinalgQr LinalgLu LinalgLuFactorEx LinalgLuSolve LinalgDet LinalgSlogdet "
-    "LinalgLstsq LinalgPinv LinalgHouseholderProduct Ormqr CholeskySolve CholeskyInverse "
-    "TriangularSolve Logaddexp Logaddexp2 SpecialLogNdtr"
+SOLVED = frozenset(
+    "linalg_inv_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex _linalg_eigh "
+    "linalg_eig _linalg_svd linalg_qr linalg_lu linalg_lu_factor_ex linalg_lu_solve _linalg_det "
+    "_linalg_slogdet linalg_lstsq linalg_pinv linalg_householder_product ormqr cholesky_solve "
+    "cholesky_inverse triangular_solve logaddexp logaddexp2 special_log_ndtr".split()
 )
-_SOLVING = frozenset(f"{name}Backward0" for name in _SOLVED.split())
+"""Operators whose backward solves equations with what they save, which may be nearly singular, or
+takes the exponential of a difference."""
+_SOLVING = frozenset(name.title().replace("_", "") + "Backward0" for name in SOLVED)
 # Of which matrices of covariances are made, beside products.
 _KERNELS = frozenset(f"{name}Backward0" for name in "Exp Cdist EuclideanDist Sqrt".split())
 _ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"

@@ -11,20 +11,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, fx
 
+from actnn.saving.divisors import SOLVED
 from actnn.saving.graph_norms import is_limit
 
 _DEPTH = 12
 _STEEP = set(
     "reciprocal rsqrt log log2 log10 log1p erfinv digamma lgamma polygamma "
     "logit logit_backward binary_cross_entropy binary_cross_entropy_backward".split()
-)
-# Their backward solves equations with what they save, which may be nearly singular, or takes the
-# exponential of a difference.
-_SOLVED = set(
-    "linalg_inv_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex _linalg_eigh "
-    "linalg_eig _linalg_svd linalg_qr linalg_lu linalg_lu_factor_ex linalg_lu_solve _linalg_det "
-    "_linalg_slogdet linalg_lstsq linalg_pinv linalg_householder_product ormqr cholesky_solve "
-    "cholesky_inverse triangular_solve logaddexp logaddexp2 special_log_ndtr".split()
 )
 _PRODUCTS = {"mm", "bmm"}
 _DISTANCES = {"_cdist_forward", "_euclidean_dist"}
@@ -88,7 +81,7 @@ def solved_in(graph: fx.Graph, ends: Iterable[fx.Node]) -> set[fx.Node]:
         graph: The graph.
         ends: Its results: a loss may solve equations with those that are covariances.
     """
-    found = {node for node in graph.nodes if _name(node) in _SOLVED}
+    found = {node for node in graph.nodes if _name(node) in SOLVED}
     matrices = [node for node in ends if len(_shape_of(node) or ()) > 1]
     ends = _walk(matrices, _operands_of)
     found |= {node for node in ends if _is_square(node) or _is_kernel(node)}

@@ -233,8 +233,8 @@ def _is_attention(node: fx.Node) -> bool:
 
 def _is_statistic(node: fx.Node, x: Tensor) -> bool:
     """Whether a tensor has one number for many: a mean, a deviation, the logarithm of a sum."""
-    attention = any(map(_is_attention, _parents(node)))
-    return x.dim() == 0 or x.shape[-1] == 1 or (attention and bool(node.args[1]))
+    more = any(_is_attention(each) or "norm" in str(each.target) for each in _parents(node))
+    return x.dim() == 0 or x.shape[-1] == 1 or (more and bool(node.args[1]))
 
 
 def _encode_in_step(

@@ -33,17 +33,17 @@ from actnn.saving.sides import COMPARING_WITH, Intervals, intervals_of
 
 LEAST_BITS = 4  # with fewer, all is noise
 _UNKNOWN = torch.tensor(math.nan)  # a divisor of which nothing is known
-# Their backward solves equations with what they save, which may be nearly singular, or takes the
-# exponential of a difference.
-_SOLVED = (
-    "LinalgInvEx LinalgSolveEx LinalgSolveTriangular LinalgCholeskyEx LinalgEigh LinalgEig "
-    "LinalgSvd LinalgQr LinalgLu LinalgLuFactorEx LinalgLuSolve LinalgDet LinalgSlogdet "
-    "LinalgLstsq LinalgPinv LinalgHouseholderProduct Ormqr CholeskySolve CholeskyInverse "
-    "TriangularSolve Logaddexp Logaddexp2 SpecialLogNdtr"
+SOLVED = frozenset(
+    "linalg_inv_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex _linalg_eigh "
+    "linalg_eig _linalg_svd linalg_qr linalg_lu linalg_lu_factor_ex linalg_lu_solve _linalg_det "
+    "_linalg_slogdet linalg_lstsq linalg_pinv linalg_householder_product ormqr cholesky_solve "
+    "cholesky_inverse triangular_solve logaddexp logaddexp2 special_log_ndtr".split()
 )
-_SOLVING = frozenset(f"{name}Backward0" for name in _SOLVED.split())
+"""Operators whose backward solves equations with what they save, which may be nearly singular, or
+takes the exponential of a difference."""
+_SOLVING = frozenset(name.title().replace("_", "") + "Backward0" for name in SOLVED)
 # Of which matrices of covariances are made, beside products.
-_KERNELS = frozenset(f"{name}Backward0" for name in "Exp Cdist Sqrt".split())
+_KERNELS = frozenset(f"{name}Backward0" for name in "Exp Cdist EuclideanDist Sqrt".split())
 _ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"
 _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
     **dict.fromkeys((f"{name}Backward0" for name in _ITSELF.split()), lambda node, x: x()),
@@ -90,6 +90,10 @@ _RESULTS = frozenset(
 _SOURCES = frozenset(f"{name}Backward0" for name in "Softplus Elu LogSigmoid Erf Erfc".split())
 _ENDS = _RESULTS | _SOURCES
 _PRODUCTS = frozenset(f"{name}Backward0" for name in "Mm Bmm Mv Dot".split())
+_SUMS = {"SumBackward0", "SumBackward1"}
+_NORMS = {"NormBackward1", "LinalgVectorNormBackward0", "SqrtBackward0"}
+_PAIRS = _PRODUCTS | {"SubBackward0", "CdistBackward0", "EuclideanDistBackward0"}  # distances
+_SAME = FORMS | {"MulBackward0", "DivBackward0"}  # scaled
 _MADE = "made of ends"  # what nodes remember of `_made_of_ends`
 _NONE, _OF_LEAVES, _SOME, _ALL = range(4)
 _DEPTH = 24
@@ -117,10 +121,12 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool | Intervals:
         return False
     if node.name() in COMPARING_WITH:
         return intervals_of(node)
-    if DIVIDED not in node.metadata and not _is_last(node):
-        if _recomputes() or not _is_steep(node, tensor, bits):
+    if DIVIDED not in node.metadata:
+        is_last = _is_last(node)
+        if _recomputes() or not (is_last or _is_steep(node, tensor, bits)):
             return False
-        _mark(node)
+        if not is_last:
+            _mark(node)
     if path is not None:
         warnings.warn(
             f"Backward divides by numbers near 0 at {path!r}, and codes are not exact enough "
@@ -139,6 +145,8 @@ def _is_last(node: Any) -> bool:
         if is_last and _is_square(node):
             _mark(node)
         return is_last
+    if _LAST in node.metadata and _is_kernel(node):
+        _mark(node)
     operands = _operands_of(node)
     if node.name() in _SOURCES:
         return any(_LAST in each.metadata for each in operands)
@@ -160,6 +168,8 @@ def _recomputes() -> bool:
 
 def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
     """Whether a node divides by numbers much nearer to 0 than others."""
+    if _is_cosine(node, tensor):
+        return True
     divisor_of = _DIVISORS.get(node.name())
     if divisor_of is None or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
@@ -183,7 +193,7 @@ def _is_near_0(divisor: Tensor, bits: int) -> bool:
 
 def _mark(node: Any) -> list[Any]:
     """Mark the nodes that have made the operands of a node, and return them."""
-    solves = node.name() in _SOLVING
+    solves = node.name() in _SOLVING or _is_kernel(node)
     found = _makers(_operands_of(node), _PASSED | _KERNELS if solves else _PASSED)
     marked = [each for each in found if each.name() not in _FORMS]
     for each in marked:
@@ -247,8 +257,8 @@ def _ends_of(node: Any) -> list[Any]:
             found.append(each)
         if each.name() in _SOURCES:
             found += _operands_of(each)
-        elif _is_square(each):  # a loss may solve equations with it, as with products that it sees
-            for maker in _makers(_operands_of(each)):
+        elif _is_square(each) or _is_kernel(each):  # a loss may solve equations with it
+            for maker in _makers(_operands_of(each), _PASSED | _KERNELS):
                 found += [maker, *_operands_of(maker)]
         elif each.name() not in _ENDS:
             left += [(operand, depth - (made == _SOME)) for operand in _operands_of(each)]
@@ -257,10 +267,52 @@ def _ends_of(node: Any) -> list[Any]:
 
 def _is_square(node: Any) -> bool:
     """Whether a node makes the product of a tensor with itself, as covariances are."""
-    operands = _operands_of(node)
-    if node.name() not in _PRODUCTS or len(operands) != 2:
+    return node.name() in _PRODUCTS and _is_of_one(node)
+
+
+def _is_kernel(node: Any) -> bool:
+    """Whether a node makes exponentials of distances within a tensor, which are covariances."""
+    if node.name() != "ExpBackward0":
         return False
-    a, b = (set(_makers([each], FORMS)) for each in operands)
+    makers = _makers(_operands_of(node), _PASSED | _KERNELS)
+    return any(each.name() in _PAIRS and _is_of_one(each) for each in makers)
+
+
+def _is_cosine(node: Any, other: Tensor | None = None) -> bool:
+    """Whether a node multiplies tensors of norm 1, or divides sums of products by norms.
+
+    If operands are alike, little is left of the gradient: what is across them.
+
+    Args:
+        node: The node.
+        other: What it multiplies a tensor with, if only that has a gradient.
+    """
+    name, operands = node.name(), _operands_of(node)
+    if name == "DivBackward0":
+        return len(operands) == 2 and operands[0].name() in _SUMS and _has_norm(node)
+    if name != "MulBackward0":
+        return False
+    alike = other is not None and list(other.shape) == list(node._input_metadata[0].shape)
+    quotients = [each for each in operands if each.name() == "DivBackward0" and _has_norm(each)]
+    return len(quotients) == (1 if alike and len(operands) == 1 else 2)
+
+
+def _has_norm(node: Any) -> bool:
+    """Whether a node divides by the norm of what its numerator is made of."""
+    numerator, divisor = (*_operands_of(node), None)[:2]
+    if divisor is None:
+        return False
+    norms = [each for each in _makers([divisor]) if each.name() in _NORMS]
+    made_of = set(_makers([numerator]))
+    return any(made_of & set(_makers(_operands_of(norm))) for norm in norms)
+
+
+def _is_of_one(node: Any) -> bool:
+    """Whether both operands of a node are forms of one tensor."""
+    operands = _operands_of(node)
+    if len(operands) != 2:
+        return False
+    a, b = (set(_makers([each], _SAME)) for each in operands)
     return bool(a & b)
 
 
@@ -408,7 +460,7 @@ class Recent:
             if number < 0 or number < first or number in self._seen:
                 continue
             self._seen.add(number)
-            if node.name() in _DIVISORS or node.name() in COMPARING_WITH:
+            if node.name() in _DIVISORS or node.name() in COMPARING_WITH or _is_cosine(node):
                 divisions.append(node)
             for operand in _operands_of(node):
                 self._users[_sequence_of(operand)].append(node)
@@ -419,7 +471,7 @@ class Recent:
         for node in divisions:
             if node.name() in COMPARING_WITH:
                 self._keep_operands([node], partial(self._compare, intervals_of(node)))
-            elif self._divides(node):
+            elif _is_cosine(node) or self._divides(node):
                 self._keep_operands([node, *_mark(node)])
         known: dict[int, bool] = {}
         left = [each for each in self._saved if self._may_divide(each, known)]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, fx
 
+from actnn.saving.divisors import SOLVED
 from actnn.saving.graph_norms import is_limit
 
 _DEPTH = 12
@@ -18,15 +19,10 @@ _STEEP = set(
     "reciprocal rsqrt log log2 log10 log1p erfinv digamma lgamma polygamma "
     "logit logit_backward binary_cross_entropy binary_cross_entropy_backward".split()
 )
-# Their backward solves equations with what they save, which may be nearly singular, or takes the
-# exponential of a difference.
-_SOLVED = set(
-    "linalg_inv_ex _linalg_solve_ex linalg_solve_triangular linalg_cholesky_ex _linalg_eigh "
-    "linalg_eig _linalg_svd linalg_qr linalg_lu linalg_lu_factor_ex linalg_lu_solve _linalg_det "
-    "_linalg_slogdet linalg_lstsq linalg_pinv linalg_householder_product ormqr cholesky_solve "
-    "cholesky_inverse triangular_solve logaddexp logaddexp2 special_log_ndtr".split()
-)
 _PRODUCTS = {"mm", "bmm"}
+_DISTANCES = {"_cdist_forward", "_euclidean_dist"}
+_PAIRS = _PRODUCTS | _DISTANCES | {"sub"}
+_KERNELS = _DISTANCES | {"exp", "sqrt"}
 _NONE, _SOME, _ALL = range(3)
 _DIVISIONS = {"div", "true_divide"}
 # What hands numbers on element by element, or adds them; views do, too.
@@ -69,7 +65,7 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
                 if (
                     _divides(user, node, is_saved, made_by)
                     or _meets_quotient(user, node, steep, made_by)
-                    or _is_exponent(user)
+                    or _is_exponent(user, made_by)
                 ):
                     return True
                 if user not in found and _passes(user):
@@ -85,10 +81,11 @@ def solved_in(graph: fx.Graph, ends: Iterable[fx.Node]) -> set[fx.Node]:
         graph: The graph.
         ends: Its results: a loss may solve equations with those that are covariances.
     """
-    found = {node for node in graph.nodes if _name(node) in _SOLVED}
+    found = {node for node in graph.nodes if _name(node) in SOLVED}
     matrices = [node for node in ends if len(_shape_of(node) or ()) > 1]
-    found |= {node for node in _walk(matrices, _operands_of) if _is_square(node)}
-    operands = _walk([each for node in found for each in node.all_input_nodes], _operands_of)
+    ends = _walk(matrices, _operands_of)
+    found |= {node for node in ends if _is_square(node) or _is_kernel(node)}
+    operands = _walk([each for node in found for each in node.all_input_nodes], _covariances_of)
     products = [
         each for node in operands if _name(node) in _PRODUCTS for each in node.all_input_nodes
     ]
@@ -98,14 +95,30 @@ def solved_in(graph: fx.Graph, ends: Iterable[fx.Node]) -> set[fx.Node]:
 
 def _is_square(node: fx.Node) -> bool:
     """Whether a node is the product of a tensor with itself, as covariances are."""
-    if _name(node) not in _PRODUCTS:
+    return _name(node) in _PRODUCTS and _is_of_one(node)
+
+
+def _is_kernel(node: fx.Node) -> bool:
+    """Whether a node makes exponentials of distances within a tensor, which are covariances."""
+    if _name(node) != "exp":
         return False
-    a, b = (_walk([each], _forms_of) for each in node.args[:2])  # type: ignore[list-item]
+    makers = _walk(node.all_input_nodes, _covariances_of)
+    return any(_name(each) in _PAIRS and _is_of_one(each) for each in makers)
+
+
+def _is_of_one(node: fx.Node) -> bool:
+    """Whether both operands of a node are forms of one tensor."""
+    operands = [each for each in node.args[:2] if isinstance(each, fx.Node)]
+    if len(operands) != 2:
+        return False
+    a, b = (_walk([each], _forms_of) for each in operands)
     return bool(a & b)
 
 
 def _forms_of(node: fx.Node) -> list[fx.Node]:
-    return node.all_input_nodes[:1] if _is_view(node) or _name(node) in _FORMS else []
+    scales = _name(node) in ("mul", "div") and len(node.all_input_nodes) == 1
+    is_form = scales or _is_view(node) or _name(node) in _FORMS
+    return node.all_input_nodes[:1] if is_form else []
 
 
 def ends_of(results: Iterable[fx.Node]) -> set[fx.Node]:
@@ -181,6 +194,11 @@ def _operands_of(node: fx.Node) -> list[fx.Node]:
     return node.all_input_nodes if _passes(node) else []
 
 
+def _covariances_of(node: fx.Node) -> list[fx.Node]:
+    """Return what hands numbers on to a matrix, or makes a covariance as kernels do."""
+    return node.all_input_nodes if _passes(node) or _name(node) in _KERNELS else []
+
+
 def _divides(user: fx.Node, node: fx.Node, is_saved: bool, made_by: Makers) -> bool:
     """Whether a node divides by another, or divides a saved tensor by a tensor."""
     name = _name(user)
@@ -192,11 +210,19 @@ def _divides(user: fx.Node, node: fx.Node, is_saved: bool, made_by: Makers) -> b
     return name in _STEEP
 
 
-def _is_exponent(node: fx.Node) -> bool:
-    """Whether a node is a difference of tensors of one shape, of which the exponential is taken."""
+def _is_exponent(node: fx.Node, made_by: Makers) -> bool:
+    """Whether a node is a difference of tensors of which the exponential is taken.
+
+    They have one shape, or what is subtracted is the logarithm of a sum: operands may be infinite
+    or as good as that.
+    """
     a, b = (*(_shape_of(each) for each in node.all_input_nodes), None, None)[:2]
-    if _name(node) != "sub" or a is None or a != b:
+    if _name(node) != "sub" or a is None or b is None:
         return False
+    if a != b:
+        sums = _walk([_source(node.all_input_nodes[1], made_by)], _operands_of)
+        if not any(_name(each) in ("log", "logsumexp") for each in sums):
+            return False
     signed = _walk([node], lambda each: (u for u in each.users if _name(u) in ("neg", "abs")))
     return any(_name(user) == "exp" for each in signed for user in each.users)
 

@@ -40,9 +40,7 @@ def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
     """Scale rows that a backward graph normalizes again to the mean square of exact rows.
 
     After the norm, that is variance / (variance + eps) = 1 - eps scale^2. A row of almost equal
-    numbers has a tiny deviation, by which backward divides the noise of codes. Batch norms are left
-    as they are: their rows are long and rarely without variance, and a further sum over them takes
-    time.
+    numbers has a tiny deviation, by which backward divides the noise of codes.
 
     Args:
         forward: The forward graph.
@@ -84,7 +82,7 @@ def _limit_operator(node: fx.Node, made: dict[str, fx.Node]) -> None:
         source = _first_of(made[mean.name]).args[0] if mean.name in made else None
         eps = source.args[-1] if isinstance(source, fx.Node) else 0.0  # type: ignore[assignment]
         dims, others = [2], [2]
-    elif node.target is _aten.native_batch_norm_backward.default and _is_one(given[1], given[7]):
+    elif node.target is _aten.native_batch_norm_backward.default and given[7]:
         x, (mean, scale), eps = given[1], given[5:7], given[8]
         rows = x
         dims = others = [0, *range(2, x.meta["val"].dim())]
@@ -94,12 +92,6 @@ def _limit_operator(node: fx.Node, made: dict[str, fx.Node]) -> None:
         mean = _add(node.graph, [mean], _aten.unsqueeze.default, mean, dim)
         scale = _add(node.graph, [scale], _aten.unsqueeze.default, scale, dim)
     _Limited(rows, scale, mean, _Norm(rows, mean, scale, eps, dims)).replace([node], x)
-
-
-def _is_one(x: fx.Node, trains: bool) -> bool:
-    """Whether a batch norm has one sample, as those of instance norms, and its statistics."""
-    first = x.meta["val"].shape[0]
-    return trains and type(first) is int and first == 1
 
 
 class _Again:
@@ -275,8 +267,7 @@ def _norms_of(node: fx.Node) -> Iterator[_Norm]:
         return
     shape = x.meta["val"].shape
     dims = sorted(dim % len(shape) for dim in made.args[1])
-    if 0 not in dims or _is_one(x, trains=True):
-        yield _Norm(x, mean, node, float(total.args[1]), dims)
+    yield _Norm(x, mean, node, float(total.args[1]), dims)
 
 
 def _has_dims(node: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ class Held(Protocol):
         ...
 
     @property
-    def codes(self) -> tuple[int, torch.Size] | None:
-        """Groups of its codes, and the shape that they are of; None if nothing is rounded."""
+    def codes(self) -> tuple[Any, int, torch.Size] | None:
+        """Its codes and their parameters, their groups, and its shape; None if it is exact."""
         ...
 
     def unpack(self, view: Layout | None = None) -> Tensor:

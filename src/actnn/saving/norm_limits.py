@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,12 +60,9 @@ def _of_rms_norm(node: Any, x: Tensor) -> _Rows:
     return _Rows(x, dims, node._saved_eps or 0.0, lambda: (None, node._saved_result1))
 
 
-def _of_instance_norm(node: Any, x: Tensor) -> _Rows | None:
-    """Return the rows of a batch norm of one sample, which instance norms are.
-
-    Others have long rows, rarely without variance, and a pass over them takes time.
-    """
-    if x.dim() < 2 or x.shape[0] != 1 or not getattr(node, "_saved_training", True):
+def _of_batch_norm(node: Any, x: Tensor) -> _Rows | None:
+    """Return the rows of a batch norm; instance norms are batch norms of one sample."""
+    if x.dim() < 2 or not getattr(node, "_saved_training", True):
         return None
     shape = [1, -1, *(1 for _ in x.shape[2:])]
     eps = node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon
@@ -83,12 +79,12 @@ ROWS_OF: dict[str, Callable[[Any, Tensor], _Rows | None]] = {
     "NativeLayerNormBackward0": _of_layer_norm,
     "FusedRmsNormBackward0": _of_rms_norm,
     **dict.fromkeys(
-        (f"{kind}BatchNormBackward0" for kind in ("Native", "Cudnn", "Miopen")), _of_instance_norm
+        (f"{kind}BatchNormBackward0" for kind in ("Native", "Cudnn", "Miopen")), _of_batch_norm
     ),
 }
 
 
-def limit_normalized(x: Tensor, groups: int, shape: torch.Size) -> Tensor:
+def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> Tensor:
     """Return a decoded tensor that the node that runs has saved, as it needs it.
 
     If that is a norm, rows have at most the mean square of exact rows after the norm:
@@ -97,6 +93,7 @@ def limit_normalized(x: Tensor, groups: int, shape: torch.Size) -> Tensor:
 
     Args:
         x: The tensor.
+        codes: Its codes and their parameters, in one block or as a pair.
         groups: Of its codes.
         shape: Of the tensor that has the codes, of which x may be a view.
     """
@@ -112,8 +109,9 @@ def limit_normalized(x: Tensor, groups: int, shape: torch.Size) -> Tensor:
     if scale.dim() != given.dim():
         return x
     scale = scale.float()
-    wide = given if given.dtype in (torch.float32, torch.float64) else given.float()
-    square, center = torch.var_mean(wide, rows.dims, correction=0, keepdim=True)
+    if _are_above_noise(scale, rows.eps, codes, groups):
+        return x
+    square, center = _moments(rows)
     mean = torch.zeros_like(center) if mean is None else mean.to(center.dtype)
     square = torch.addcmul(square, center - mean, center - mean).mul_(scale.square())
     exact = (1 - rows.eps * scale.square()).clamp_(min=LEAST)
@@ -129,5 +127,33 @@ def _have_own_groups(rows: _Rows, groups: int, elements: int) -> bool:
     size, rest = divmod(elements, groups)
     # With fewer groups, the last one may be shorter, and the size of others is not known.
     known = not rest and size % _RUN == 0 and groups > size // _RUN + 1
-    row = math.prod(x.shape[dim] for dim in rows.dims)
-    return known and x.is_contiguous() and x.numel() == elements and row % size == 0
+    run = 1  # elements of a row that are neighbours
+    for dim in reversed(range(x.dim())):
+        if dim not in rows.dims and dim - x.dim() not in rows.dims:
+            break
+        run *= x.shape[dim]
+    return known and x.is_contiguous() and x.numel() == elements and run % size == 0
+
+
+def _are_above_noise(scale: Tensor, eps: float, codes: Any, groups: int) -> bool:
+    """Whether all rows deviate by at least a step of codes; rounding is off by half of it.
+
+    On other devices than the CPU nobody waits for the answer, and it is False.
+    """
+    if scale.device.type != "cpu" or not eps:
+        return False
+    params = codes[1]
+    if isinstance(codes, Tensor):
+        params = codes[-4 * groups :].view(torch.bfloat16).view(-1, 2)
+    step = params[:, 1].amax().float()
+    return bool((scale.pow(-2) - eps).amin() >= step * step)
+
+
+def _moments(rows: _Rows) -> tuple[Tensor, Tensor]:
+    """Return variance and mean of each row."""
+    x = rows.x if rows.x.dtype in (torch.float32, torch.float64) else rows.x.float()
+    if rows.dims != [0, *range(2, x.dim())]:
+        return torch.var_mean(x, rows.dims, correction=0, keepdim=True)
+    mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)  # faster
+    shape = [1, -1, *(1 for _ in x.shape[2:])]
+    return variance.view(shape), mean.view(shape)

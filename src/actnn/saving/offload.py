@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,10 +126,12 @@ class Offloaded:
         return sum(part.nbytes for part in self._host)
 
     @property
-    def codes(self) -> tuple[int, torch.Size] | None:
+    def codes(self) -> tuple[Any, int, torch.Size] | None:
         """See `Held`."""
         found = self._codes if self._exact is None else None
-        return None if found is None else (len(found.params), found.shape)
+        if found is None:
+            return None
+        return (found.data, found.params), len(found.params), found.shape
 
     def _leave(self, tensor: Tensor) -> list[Tensor]:
         """Start the copy of a dense tensor to the host, and return its parts there."""

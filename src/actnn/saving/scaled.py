@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -67,7 +67,7 @@ class Scaled:
         self._operand, self._scale = operand, scale
 
     @property
-    def codes(self) -> tuple[int, torch.Size] | None:
+    def codes(self) -> tuple[Any, int, torch.Size] | None:
         """See `Held`: those of its operand."""
         return self._operand.codes
 

@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import nullcontext
+from copy import deepcopy
 
 import pytest
 import torch
@@ -107,6 +108,25 @@ def test_other_ways_of_training_have_a_right_first_step(kind):
     assert max(found) < (0.2 if kind == "autocast" else 0.05)
 
 
+@pytest.mark.parametrize("last", [torch.tanh, torch.sigmoid, lambda x: x.softmax(-1)], ids=range(3))
+@pytest.mark.filterwarnings("error::actnn.ActNNWarning")
+def test_the_end_of_a_checkpointed_block_divides_by_nothing(last):
+    torch.manual_seed(0)
+    first, second = nn.Linear(32, 64), nn.Linear(64, 64)
+    parameters = [*first.parameters(), *second.parameters()]
+
+    def loss():
+        y = checkpoint(lambda y: last(second(y)), first(x), use_reentrant=False)
+        return y.square().mean()
+
+    x = torch.randn(64, 32)
+    exact, saving = gradient(loss(), parameters), Saving(bits=8, min_bytes=1024)
+    for _ in range(2):
+        with saving:
+            value = loss()
+        assert 0 < float((gradient(value, parameters) - exact).norm() / exact.norm()) < 0.02
+
+
 def test_of_a_chain_of_layers_few_tensors_are_held_beside_their_codes():
     most = []
 
@@ -189,6 +209,7 @@ def test_functions_with_steep_derivatives(name, bits):
 
 FLAT = {
     "normalize": lambda x: F.normalize(x, dim=-1)[..., :5],
+    "scaled": lambda x: (F.normalize(x, dim=-1) * torch.arange(x.shape[-1])).sin(),
     "square": lambda x: x.pow(2),
     "divided by a number": lambda x: (x.tanh() / 3).sin(),
     "far from 0": lambda x: 1 / (x.sigmoid() + 2),
@@ -508,30 +529,39 @@ PROCESSES = {
 }
 
 
+def likelihood(matrix):
+    targets = torch.arange(len(matrix)) % 5 - 2.0
+    fit = targets @ torch.linalg.solve(matrix, targets)
+    return fit / 2 + torch.linalg.slogdet(matrix)[1] / 2
+
+
+@leaves
 @noisy
-@pytest.mark.parametrize("way", ["model", "context"])
+@pytest.mark.parametrize("solved", ["inside", "outside"])
+@pytest.mark.parametrize("way", ["model", "context", "compiled"])
 @pytest.mark.parametrize("name", PROCESSES)
-def test_a_gaussian_process_on_features(name, way):
+def test_a_gaussian_process_on_features(name, way, solved):
     """Its matrix is nearly singular, so that what makes it has to be exact."""
 
-    def loss(y):
-        targets = torch.arange(len(y)) % 5 - 2.0
+    def last(y):
         matrix = covariance(PROCESSES[name](y))
-        fit = targets @ torch.linalg.solve(matrix, targets)
-        return fit / 2 + torch.linalg.slogdet(matrix)[1] / 2
+        return likelihood(matrix) if solved == "inside" else matrix
 
+    loss = (lambda found: found) if solved == "inside" else likelihood
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 64), Steep(loss))
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 64), Steep(last))
     net[-1].inside = nn.Identity()
     x, parameters = torch.randn(64, 32), list(net.parameters())
-    exact = gradient(net(x), parameters)
-    saving = nullcontext() if way == "model" else Saving(bits=8, min_bytes=1024)
-    if way == "model":
+    exact = gradient(loss(net(x)), parameters)
+    saving = nullcontext() if way != "context" else Saving(bits=8, min_bytes=1024)
+    if way != "context":
         actnn.compress(net, bits=8, min_bytes=1024)
+    run = torch.compile(net, backend="aot_eager_decomp_partition") if way == "compiled" else net
     for _ in range(3):
         with saving:
-            value = net(x)
-        found = gradient(value, parameters)
+            value = run(x)
+        found = gradient(loss(value), parameters)
         assert float((found - exact).norm() / exact.norm()) < 0.04
 
 
@@ -678,3 +708,52 @@ def test_a_choice_compresses_what_compiled_code_divides_by(monkeypatch):
         torch.compile(net, backend="aot_eager")(torch.randn(8, 64, 32)).sum().backward()
         counts.append(len(encoded))
     assert 0 < counts[0] < counts[1]
+
+
+@leaves
+@noisy
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+def test_compiled_logarithms_of_sums_have_exact_operands(backend):
+    """Beside a number that is as good as infinite, codes tell no others."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+    def masked(y):
+        return torch.logsumexp(torch.stack([torch.full_like(y, -1e8), y, y.flip(-1)], -1), -1).sum()
+
+    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 64), Steep(masked))
+    net[-1].inside = nn.Identity()
+    x, parameters = torch.randn(64, 32), list(net.parameters())
+    exact = gradient(net(x), parameters)
+    actnn.compress(net, bits=8, min_bytes=1024)
+    found = gradient(torch.compile(net, backend=backend)(x), parameters)
+    assert float((found - exact).norm() / exact.norm()) < 0.04
+
+
+COSINES = {
+    "cosine similarity": F.cosine_similarity,
+    "of normalized tensors": lambda a, b: (F.normalize(a) * F.normalize(b)).sum(-1),
+    "by hand": lambda a, b: (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)),
+    "without gradient": lambda a, b: F.cosine_similarity(a, b.detach()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Backward divides:actnn.ActNNWarning")
+@pytest.mark.parametrize("name", COSINES)
+def test_of_similar_tensors_the_cosine_has_exact_operands(name):
+    """Its gradient is what differs between them, beside which the noise of codes is large."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
+    other = deepcopy(net)
+    parameters, x = list(net.parameters()), torch.randn(128, 32)
+
+    def loss():
+        return COSINES[name](net(x), other(x + 0.1 * near)).mean()
+
+    near = torch.randn_like(x)
+    exact, saving = gradient(loss(), parameters), Saving(bits=8, min_bytes=0)
+    for _ in range(3):
+        with saving:
+            value = loss()
+        found = gradient(value, parameters)
+        assert float((found - exact).norm() / exact.norm()) < 0.05

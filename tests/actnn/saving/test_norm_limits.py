@@ -51,6 +51,9 @@ class Function(nn.Module):
 NORMS = {
     "GroupNorm": lambda: nn.GroupNorm(8, WIDTH),
     "GroupNorm, eps 1e-12": lambda: nn.GroupNorm(8, WIDTH, eps=1e-12),
+    "BatchNorm": lambda: nn.BatchNorm2d(WIDTH),
+    "BatchNorm, eps 1e-12": lambda: nn.BatchNorm2d(WIDTH, eps=1e-12),
+    "batch norm": lambda: Function(lambda x: F.batch_norm(x, None, None, training=True)),
     "InstanceNorm": lambda: nn.InstanceNorm2d(WIDTH),
     "InstanceNorm, affine": lambda: nn.InstanceNorm2d(WIDTH, eps=1e-12, affine=True),
     "layer norm": lambda: Tokens(lambda x: F.layer_norm(x, [WIDTH], eps=1e-12)),
@@ -71,7 +74,7 @@ def test_rows_without_variance(name, way, layout):
     model, x = Images(NORMS[name]()).to(memory_format=layout), torch.randn(4, 3, 5, 5)
     x[1] = 0  # tokens without variance
     x = x.to(memory_format=layout)
-    if "norm" in name:
+    if name in ("layer norm", "RMS norm"):
         nn.init.zeros_(model.embed.bias)
     exact = gradients(model, model(x).square().mean())
     if way == "model":
@@ -155,8 +158,33 @@ def test_rows_with_variance_stay_as_they_are(dtype, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("size", "limited"), [(16, False), (15, True)])
-def test_rows_with_groups_of_their_own_take_no_time(size, limited, monkeypatch):
+@pytest.mark.parametrize("bits", [4, 8])
+def test_columns_without_variance(bits):
+    """Batch norms of rows of features, of which each group of codes has all channels."""
+    torch.manual_seed(0)
+    embed, head = nn.Linear(16, WIDTH), nn.Linear(WIDTH, 8)
+    with torch.no_grad():
+        embed.weight[:8] = embed.bias[:8] = 0
+    model, x = nn.Sequential(embed, nn.BatchNorm1d(WIDTH), nn.Tanh(), head), torch.randn(64, 16)
+    exact = gradients(model, model(x).square().mean())
+    with actnn.compressed(bits=bits, min_bytes=0):
+        value = model(x).square().mean()
+    assert float((gradients(model, value) - exact).norm() / exact.norm()) < 0.4 / 2 ** (bits - 4)
+
+
+@pytest.mark.parametrize(
+    ("norm", "size", "scale", "limited"),
+    [
+        ("group", 16, 0.0, False),
+        ("group", 15, 0.0, True),
+        ("group", 15, 1.0, False),
+        ("batch", 16, 0.0, False),
+        ("batch", 15, 0.0, True),
+        ("batch", 15, 1.0, False),
+    ],
+)
+def test_rows_above_noise_take_no_time(norm, size, scale, limited, monkeypatch):
+    """So do rows that have groups of codes of their own."""
     calls, lerp = [], torch.lerp
 
     def counted(*arguments, out):
@@ -164,9 +192,15 @@ def test_rows_with_groups_of_their_own_take_no_time(size, limited, monkeypatch):
         return lerp(*arguments, out=out)
 
     monkeypatch.setattr(torch, "lerp", counted)
-    x = torch.randn(8, WIDTH, size, size, requires_grad=True)
+    x = torch.randn(8, WIDTH, size, size)
+    x[:, : WIDTH // 8] *= scale
+    x.requires_grad_()
     with actnn.compressed(bits=8, min_bytes=0):
-        y = F.group_norm(x * 1, 8)
+        y = (
+            F.group_norm(x * 1, 8)
+            if norm == "group"
+            else F.batch_norm(x * 1, None, None, None, None, True)
+        )
     y.sum().backward()
     assert bool(calls) == limited
 

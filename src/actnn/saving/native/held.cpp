@@ -32,7 +32,7 @@ bool norm_runs() {
     return known->emplace(type.ptr(), is_norm).first->second;
 }
 
-// Groups of codes, and the shape of the tensor that has them; None if nothing is rounded.
+// Codes, the number of their groups, and the shape of the tensor; None if nothing is rounded.
 nb::object codes_of(const nb::object &held) {
     if (nb::isinstance<Compressed>(held)) return nb::inst_ptr<Compressed>(held)->codes();
     if (nb::isinstance<View>(held)) return nb::inst_ptr<View>(held)->codes();
@@ -136,7 +136,7 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
 
 nb::object Compressed::codes() const {
     if (other_.is_valid()) return codes_of(other_);
-    return nb::make_tuple(encoded_.groups, encoded_.shape);
+    return nb::make_tuple(encoded_.codes, encoded_.groups, encoded_.shape);
 }
 
 nb::object View::codes() const { return codes_of(held_); }

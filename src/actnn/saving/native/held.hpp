@@ -97,7 +97,7 @@ class Compressed {
     Compressed(Encoded encoded, std::shared_ptr<Counter> counter)
         : encoded_(std::move(encoded)), share_(std::move(counter), encoded_.held) {}
     int64_t held() const { return share_.bytes(); }
-    // Returns the number of groups of codes and the shape of the tensor; None if it is exact.
+    // Returns codes, the number of their groups and the shape of the tensor; None if it is exact.
     nanobind::object codes() const;
     // Holds another form of the tensor instead of the codes, such as the tensor itself.
     void keep(nanobind::object other);

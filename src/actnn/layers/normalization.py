@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -27,6 +28,8 @@ from actnn.saving.module_classes import Swapped
 from actnn.saving.step import Step
 
 _aten = torch.ops.aten
+# Errors of a module that does not take such an input: it is no norm of it.
+_NOT_TAKEN = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 
 
 class _Settings(NamedTuple):
@@ -151,13 +154,20 @@ class Normalization(Swapped):
     def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
         step, run = step_for(x), super().forward  # type: ignore[misc]
-        eps = self.eps
-        if eps is None and x.dtype in (torch.float32, torch.float64):
-            eps = torch.finfo(x.dtype).eps  # of other dtypes, versions of torch differ
-        if step is None or eps is None:
+        settings = _stated(self, x)
+        if step is None or settings is None:
             return run(x)  # type: ignore[no-any-return]
-        settings = _Settings(list(self.normalized_shape), eps, isinstance(self, nn.LayerNorm))
         return _run(cast(nn.Module, self), x, run, settings, step)
+
+
+def _stated(module: Any, x: Tensor) -> _Settings | None:
+    """Return what nn.LayerNorm or nn.RMSNorm normalizes; None if only PyTorch knows."""
+    eps = module.eps
+    if eps is None and x.dtype in (torch.float32, torch.float64):
+        eps = torch.finfo(x.dtype).eps  # of other dtypes, versions of torch differ
+    if eps is None:
+        return None
+    return _Settings(list(module.normalized_shape), eps, isinstance(module, nn.LayerNorm))
 
 
 def _run(
@@ -168,12 +178,44 @@ def _run(
     step: Step,
 ) -> Tensor:
     """Run a norm; its backward is that of `_Normalization` where this is worth it."""
-    shares = math.prod(settings.shape) % step.saving.group != 0
-    worth = shares or settings.by_hand or step.saving.adapts
+    worth = step.saving.adapts or _is_worth(settings, step.saving.group)
     if not worth or not is_dense(x) or not step.rounds(x):
         return run(x)
     bias = getattr(module, "bias", None)
     return _Normalization.apply(x, module.weight, bias, run, settings, step)  # type: ignore[no-any-return]
+
+
+def _is_worth(settings: _Settings, group: int) -> bool:
+    """Whether codes of the normalized input are better than codes of what the norm saves."""
+    return settings.by_hand or math.prod(settings.shape) % group != 0
+
+
+def statistics_of(
+    module: nn.Module, mixin: type[Swapped] | None, x: Tensor, group: int = 256
+) -> tuple[int, bool] | None:
+    """Say what a module will hold beside codes of its normalized input, once it is compressed.
+
+    Args:
+        module: The module.
+        mixin: Its class in front once it is compressed: `Normalization` or `Recognized`.
+        x: Its input; of one without data only the shape, dtype and device matter.
+        group: Elements of a group of codes.
+
+    Returns:
+        The number of statistics, and whether its result is made from the same codes; None if it
+        holds what PyTorch does.
+    """
+    if mixin is Normalization:
+        settings = _stated(module, x)
+    else:
+        with unset_fake_temporarily():
+            settings = _recognized(module, module.forward, x)
+        if settings is not None and x.shape[settings.axis] != settings.shape[0]:
+            settings = None
+    if settings is None or not _is_worth(settings, group) or not is_dense(x):
+        return None
+    rows = x.numel() // math.prod(settings.shape)
+    return rows * (1 + settings.centred), settings.axis == -1
 
 
 def may_be_norm(module: nn.Module) -> bool:
@@ -238,7 +280,10 @@ def _recognized(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor) -> _
             for axis in axes:
                 # so small that eps matters
                 probe = drawn(*(2 for _ in x.shape[1:]), size).mul_(0.01) + 0.003
-                found = run(probe.movedim(-1, axis).requires_grad_())
+                try:
+                    found = run(probe.movedim(-1, axis).requires_grad_())
+                except _NOT_TAKEN:
+                    continue
                 if not isinstance(found, Tensor) or found.shape != probe.movedim(-1, axis).shape:
                     continue
                 for kind in (each for each in kinds if each.axis == axis):
@@ -249,8 +294,6 @@ def _recognized(module: nn.Module, run: Callable[[Tensor], Any], x: Tensor) -> _
                         name = "" if found.grad_fn is None else found.grad_fn.name()
                         fused = "Norm" in name or "Permute" in name
                         return kind._replace(by_hand=not fused)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-        pass  # a module that does not take such an input is no norm
     finally:
         module._parameters.update(kept)
     return None

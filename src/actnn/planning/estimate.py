@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import (
     FakeCopyMode,
     FakeTensor,
@@ -27,6 +31,7 @@ from actnn.codec import bytes_of
 from actnn.errors import ActNNError
 from actnn.layers.chunks import InChunks
 from actnn.layers.dropout import SeededDropout
+from actnn.layers.normalization import Normalization, Recognized, statistics_of
 from actnn.layers.pooling import AveragePool, MaxPool
 from actnn.layers.rectifiers import Rectifier
 from actnn.layers.registry import mixin_for
@@ -34,11 +39,14 @@ from actnn.planning.sizes import format_bytes
 from actnn.planning.training_step import Loss, TrainingStep, leaves_of, mapped
 from actnn.planning.units import Unit, find_units
 from actnn.saving import Saving
+from actnn.saving.attention import REPEATED, drops
 from actnn.saving.context import MIN_BYTES
 from actnn.saving.dense import whole_of
 from actnn.saving.exclusions import (
+    NONLINEAR_BITS,
     RELU,
     alive_anyway,
+    attention_bits,
     least_bits,
     op_of,
     reason_to_keep,
@@ -46,7 +54,8 @@ from actnn.saving.exclusions import (
 from actnn.saving.module_classes import Swapped, is_swapped
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.norms import NORM_BITS, is_norm
-from actnn.saving.records import checked_bits
+from actnn.saving.records import LOSSLESS, checked_bits
+from actnn.saving.sides import COMPARING_WITH, intervals_of
 
 # Modules that hold a mask, offsets or a seed.
 _WITHOUT_TENSORS = (Rectifier, SeededDropout, MaxPool, AveragePool)
@@ -77,9 +86,9 @@ class Row:
 class Estimate:
     """What each choice would hold: `rows` by unit. Print it for the table.
 
-    `compressed` has codes of what PyTorch keeps, less what modules of rectifiers, dropout and
-    pools save. `nn.GRU` and norms of narrow tokens hold less. `nn.Sigmoid` and `nn.Tanh` hold
-    codes of their derivatives beside those of their results.
+    `compressed` has codes of what PyTorch keeps, less what modules of norms, rectifiers, dropout
+    and pools save, and attention. `nn.GRU` holds less. `nn.Sigmoid` and `nn.Tanh` hold codes of
+    their derivatives beside those of their results.
     """
 
     rows: dict[str, Row]
@@ -133,6 +142,11 @@ class _Collector:
         self._storages: set[int] = set()
         self._saved: dict[tuple[object, ...], Tensor] = {}  # so that no address is used again
         self._alive: list[Tensor] = []  # likewise
+        # (node that made it, which result) -> what became codes, and the bytes of its unit
+        self._codes: dict[tuple[Any, int], tuple[Tensor, dict[int, int]]] = {}
+        self._in_norm: tuple[int, bool] | None = None  # what the norm that runs will hold
+        self._model = model
+        self._rectified: set[int] = set()  # storages of results whose signs a module holds
         self._released: dict[int, int] = {}  # bytes of storages that only such modules save
         self._inputs: dict[int, Tensor] = {}
         names = [unit.path for unit in units] + [""]
@@ -156,24 +170,64 @@ class _Collector:
         self._exact[self._now] += exact
         self._host[self._now] += 0 if reason is not None else exact
         self._storages.add(address)
-        module = self._paths.current()[2]
+        _, boundary, module = self._paths.current()
         mixin = None if module is None else mixin_for(module)
-        if mixin in _WITHOUT_TENSORS:
+        again = new and reason is None and _is_made_again(tensor)
+        if mixin in _WITHOUT_TENSORS or self._in_norm is not None or again:
             self._keep_less(tensor, address, exact, mixin)
             return tensor
         exact += self._released.pop(address, 0)
-        whole = whole_of(tensor)
-        layout = (tensor.shape, tensor.stride()) if whole is None else whole.numel()
-        whole = tensor if whole is None else whole
-        key = (address, whole.storage_offset(), layout, tensor.dtype, tensor._version)
+        key, whole = _key_of(tensor)
         if key not in self._saved:
             self._saved[key] = tensor
             in_chunks = module is not None and is_swapped(module, InChunks)
-            norm, kept = is_norm(module), reason is not None or in_chunks
+            kept = reason is not None or in_chunks or _is_custom(sys._getframe(1))
+            least = NONLINEAR_BITS if boundary else NORM_BITS if is_norm(module) else 1
+            inside = self._compressed[self._now]
+            signs = op_of(tensor) == RELU and address not in self._rectified
             for bits in self._bits:
-                held = exact if kept else _held(tensor, whole, bits, exact, norm)
-                self._compressed[self._now][bits] += held
+                held = exact if kept else _bytes_held(tensor, whole, bits, exact, least, signs)
+                inside[bits] += held
+            if not kept and MIN_BYTES <= whole.nbytes:
+                self._codes[tensor.grad_fn, tensor.output_nr] = tensor, inside
         return tensor
+
+    def _keep_normalized(self, x: Tensor, y: Tensor, statistics: int, shares: bool) -> None:
+        """Count what a norm holds: codes of its normalized input, of which its result is made."""
+        n, nbytes = x.numel(), x.numel() * y.element_size()
+        for bits in self._bits:
+            held = min(nbytes, bytes_of(n, max(bits, NORM_BITS)))
+            self._compressed[self._now][bits] += held + 4 * statistics
+        if shares and y.is_contiguous():
+            self._saved.setdefault(_key_of(y)[0], y)
+
+    def look_at(self, result: Tensor) -> None:
+        """Count what the first step finds out about saved tensors, from the graph of a result.
+
+        Operands are known by the nodes that made them: to unpack them would run checkpoints.
+        """
+        left, seen = [result.grad_fn], set()
+        while left:
+            node: Any = left.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            left += [each for each, _ in node.next_functions]
+            if node.name() in COMPARING_WITH:  # the operand, or the result of one in place
+                masks = functools.partial(_sides, len(intervals_of(node)))
+                self._add(node.next_functions[0], masks)
+                self._add((node, 0), masks)
+            elif node.name() in REPEATED:
+                for operand in node.next_functions[:2]:  # queries and keys
+                    self._add(operand, _refined)
+
+    def _add(self, made_by: tuple[Any, int], more: Callable[[Tensor, int], int]) -> None:
+        """Add more(tensor, bits) bytes for a result of a node that has become codes."""
+        found = self._codes.get(made_by)
+        if found is not None:
+            tensor, held = found
+            for bits in self._bits:
+                held[bits] += more(tensor, bits)
 
     def _keep_less(
         self, tensor: Tensor, address: int, exact: int, mixin: type[Swapped] | None
@@ -184,6 +238,7 @@ class _Collector:
         held = 0
         if mixin is Rectifier:
             held = -(-tensor.numel() // 8)
+            self._rectified.add(address)
         elif mixin is MaxPool and not tensor.is_floating_point():
             held = tensor.numel()
         for bits in self._bits:
@@ -192,6 +247,21 @@ class _Collector:
     @contextmanager
     def collecting(self) -> Iterator[None]:
         handles = []
+
+        def enter_norm(module: nn.Module, args: Any) -> None:
+            x = args[0] if len(args) == 1 else None
+            if isinstance(x, Tensor) and x.requires_grad and MIN_BYTES <= x.nbytes:
+                self._in_norm = statistics_of(module, mixin_for(module), x)
+
+        def leave_norm(_: nn.Module, args: Any, y: Any) -> None:
+            found, self._in_norm = self._in_norm, None
+            if found is not None:
+                self._keep_normalized(args[0], y, *found)
+
+        for module in self._model.modules():
+            if mixin_for(module) in (Normalization, Recognized):
+                handles.append(module.register_forward_pre_hook(enter_norm))
+                handles.append(module.register_forward_hook(leave_norm))
         for unit in self._units:
 
             def enter(_: nn.Module, args: Any, kwargs: Any, path: str = unit.path) -> None:
@@ -233,14 +303,53 @@ class _Collector:
         return Estimate(rows or {"(nothing)": empty})
 
 
-def _held(tensor: Tensor, whole: Tensor, bits: int, exact: int, norm: bool) -> int:
+def _key_of(tensor: Tensor) -> tuple[tuple[object, ...], Tensor]:
+    """Return what tells saved tensors apart, and the tensor that is held as a whole."""
+    whole = whole_of(tensor)
+    layout = (tensor.shape, tensor.stride()) if whole is None else whole.numel()
+    whole = tensor if whole is None else whole
+    address = tensor.untyped_storage()._cdata
+    return (address, whole.storage_offset(), layout, tensor.dtype, tensor._version), whole
+
+
+def _is_made_again(tensor: Tensor) -> bool:
+    """Whether attention has saved its result, which it makes again from rounded operands."""
+    node = tensor.grad_fn
+    is_result = node is not None and node.name() in REPEATED and MIN_BYTES <= tensor.nbytes
+    return is_result and not drops(node)
+
+
+def _is_custom(frame: FrameType) -> bool:
+    """Whether a Function of the user, which runs, has saved a tensor."""
+    if frame.f_code is not torch.autograd.Function.apply.__code__:
+        return False
+    return not frame.f_locals["cls"].__module__.startswith(("torch.", "actnn.", "quant_gru."))
+
+
+def _sides(intervals: int, operand: Tensor, bits: int) -> int:
+    """Bytes that say in which intervals the elements of an operand are."""
+    return 0 if bits == LOSSLESS else intervals * -(-operand.numel() // 8)
+
+
+def _refined(operand: Tensor, bits: int) -> int:
+    """Bytes by which codes of queries or keys grow when it is known what they are."""
+    if bits == LOSSLESS:
+        return 0
+    n = operand.numel()
+    before = max(bits, least_bits(operand, op_of(operand), bits))
+    return bytes_of(n, max(before, attention_bits(bits))) - bytes_of(n, before)
+
+
+def _bytes_held(
+    tensor: Tensor, whole: Tensor, bits: int, exact: int, least: int, signs: bool
+) -> int:
     """Bytes of the codes of a tensor that may be compressed, held as a whole; else as it is."""
     n, op = whole.numel(), op_of(tensor)
     nbytes = n * whole.element_size()
     if nbytes < MIN_BYTES:  # a small part of a storage is copied, so that the rest is free
         return nbytes if 0 < 2 * nbytes < tensor.untyped_storage().nbytes() else exact
-    codes = bytes_of(n, max(bits, least_bits(tensor, op, bits), NORM_BITS if norm else 1))
-    return min(nbytes, codes + (-(-n // 8) if op == RELU else 0))
+    codes = bytes_of(n, max(bits, least_bits(tensor, op, bits), least))
+    return min(nbytes, codes + (-(-n // 8) if signs else 0))
 
 
 def estimate(
@@ -325,6 +434,9 @@ class _WithoutData(TorchDispatchMode):
         self.name, kwargs = str(func), kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         has_data = not any(is_fake(each) or not _is_small(each) for each in tensors)
+        if func is torch.ops.aten.native_batch_norm.default and args[0].device.type == "cpu":
+            y, *rest = func(*args, **kwargs)  # in the order of x; a CPU has an order of its own
+            return y.contiguous(memory_format=suggest_memory_format(args[0])), *rest
         if not has_data or torch.Tag.nondeterministic_seeded in func.tags:
             return func(*args, **kwargs)
         if func is not torch.ops.aten._local_scalar_dense.default:
@@ -361,5 +473,5 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 def _estimated(step: TrainingStep, bits: Sequence[int]) -> Estimate:
     collector = _Collector(step.model, step.example, find_units(step.model), bits)
     with torch.enable_grad(), collector.collecting():
-        step.loss()
+        collector.look_at(step.loss())
     return collector.estimate()

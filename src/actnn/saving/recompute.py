@@ -36,7 +36,8 @@ class _Run:
         module: The module, with the modules in it.
         forward: Its forward.
         places: For each positional argument of the forward, its place in those of a call.
-        check: Whether it is checked that the second run does what the first one did.
+        check: Whether it is checked that the second run does what the first one did. Both then
+            have the same arguments, of which the second one otherwise gets decoded ones.
 
     Raises:
         ActNNError: If the forward changes buffers that its result depends on; with the check, also
@@ -50,9 +51,12 @@ class _Run:
         self._module, self._forward, self._places = module, forward, places
         self._check, self._ran = check, False
         self._samples: list[Tensor] = []
+        self._exact: list[tuple[Any, int]] = []  # arguments of the first run, and versions
         self._whole = False
 
     def __call__(self, *distinct: Any, **named: Any) -> Any:
+        if self._samples:
+            distinct = self._first_of(distinct)
         arguments = [distinct[place] for place in self._places]
         if self._ran:
             with spare_buffers(_with_statistics(self._module)):
@@ -81,8 +85,17 @@ class _Run:
                     "take random numbers of torch alone", "draws those of Python or numpy"
                 )
             self._samples = _samples_of(result)
+            self._exact = [(each, _version_of(each)) for each in distinct]
             self._whole = _fills_late(result)
         return result
+
+    def _first_of(self, distinct: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the first run; if they have changed since, those of this one."""
+        exact, self._exact = self._exact, []
+        if any(_version_of(each) != version for each, version in exact):
+            self._samples = []  # another step compares
+            return distinct
+        return tuple(each for each, _ in exact)
 
     def _compare(self, result: Any) -> None:
         """Compare the second result with the first one, once."""
@@ -102,6 +115,10 @@ class _Run:
             f"Expected a module to recompute to {rule}, got {type(self._module).__name__}, whose "
             f"forward {got}; choose 'keep' or 'compress' for it"
         )
+
+
+def _version_of(argument: Any) -> int:
+    return argument._version if isinstance(argument, Tensor) else 0
 
 
 def _random_states() -> tuple[object, ...]:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import actnn
 from actnn.planning.training_step import TrainingStep, default_loss
@@ -31,6 +33,59 @@ class Sigmoid(nn.Module):
         return x.sigmoid()
 
 
+class Rope(nn.Module):
+    """Attention whose queries and keys are results of arithmetic, as rotated ones are."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(64, 192)
+
+    def forward(self, x):
+        q, k, v = (each.mul(1.5) for each in self.project(x).view(3, 8, 4, 64, 16))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(8, 64, 64)
+
+
+class HandRMS(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(64)), 1e-6
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+class Transposed(nn.Module):
+    """A batch norm of tokens, as in PatchTST."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+
+    def forward(self, x):
+        return self.norm(x.mT).mT
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return dy * 3 * x**2
+
+
+class Bounded(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 def between_linear(layer: nn.Module, width: int = 256, after: int = 256) -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, width), layer, nn.Linear(after, 64))
 
@@ -52,6 +107,7 @@ EQUAL = {
     "local response": (between_convolutions(nn.LocalResponseNorm(3)), IMAGES),
     "upsample": (between_convolutions(nn.Upsample(scale_factor=2, mode="bilinear")), IMAGES),
     "layer norm": (between_linear(nn.LayerNorm(256)), TOKENS),
+    "narrow norm": (between_linear(nn.LayerNorm(64), 64, 64), TOKENS),
     "RMS norm": (between_linear(nn.RMSNorm(256)), TOKENS),
     "relu": (between_linear(nn.ReLU()), TOKENS),
     "gelu": (between_linear(nn.GELU()), TOKENS),
@@ -82,13 +138,16 @@ EQUAL = {
         ),
         (32, 4, 64, 64),
     ),
+    "norm by hand": (between_linear(HandRMS(), 64, 64), TOKENS),
+    "queries": (nn.Sequential(nn.Linear(64, 64), Rope(), nn.Linear(64, 64)), TOKENS),
+    "transposed norm": (between_linear(Transposed(), 64, 64), TOKENS),
+    "Function": (between_linear(Bounded(Cube.apply)), TOKENS),
     "LSTM": (First(nn.LSTM(64, 128)), (20, 32, 64)),
     "LSTM cell": (nn.Sequential(First(nn.LSTMCell(64, 128)), nn.Linear(128, 8)), (512, 64)),
     "RNN": (First(nn.RNN(64, 128)), (20, 32, 64)),
 }
 LESS = {
     "GRU": (First(nn.GRU(64, 128)), (20, 32, 64)),
-    "narrow norm": (between_linear(nn.LayerNorm(64), 64, 64), TOKENS),
 }
 
 
@@ -125,6 +184,35 @@ def test_an_estimate_is_what_steps_hold(name):
             assert expected == pytest.approx(held, rel=0.05)
         else:
             assert expected > held
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.leaky_relu,
+        torch.abs,
+        lambda x: x.clamp(-1, 1),
+        lambda x: F.leaky_relu(x * 2, inplace=True),
+        lambda x: checkpoint(F.leaky_relu, x, use_reentrant=False),
+    ],
+)
+def test_bits_of_functions_at_bounds_are_counted(function):
+    model, x = between_linear(Bounded(function)), torch.randn(TOKENS)
+    estimate = actnn.estimate(model, x, loss=sum_of_result)
+    actnn.compress(model, bits=2)
+    for _ in range(2):  # the first step finds out, and holds the operand itself
+        loss = sum_of_result(model, x)
+        held = model.actnn.held_bytes
+        loss.backward()
+    assert estimate.total.compressed[2] == held
+
+
+def test_rectified_results_have_one_mask():
+    model, x = between_linear(nn.ReLU()), torch.randn(TOKENS)
+    estimate = actnn.estimate(model, x, loss=sum_of_result)
+    loss = sum_of_result(actnn.compress(model, bits=2), x)
+    assert estimate.total.compressed[2] == model.actnn.held_bytes
+    del loss
 
 
 class FirstToken(nn.Module):

@@ -298,6 +298,18 @@ def test_parts_of_large_storages_do_not_hold_them():
     y.backward()
 
 
+@pytest.mark.parametrize("parts", [4, 64])  # at least `min_bytes`, and less
+def test_parts_of_a_storage_that_is_held_as_a_whole_take_no_more(parts):
+    saving = actnn.compressed(bits=32, min_bytes=4096)
+    x = torch.randn(parts, 8192 // parts, requires_grad=True)
+    with saving:
+        y = x.exp()  # saves its result
+        loss = torch.stack([part.square().sum() for part in y]).sum()
+    assert saving.held_bytes == y.nbytes
+    loss.backward()
+    assert torch.allclose(x.grad, 2 * (2 * x).exp())
+
+
 def test_threads_have_steps_of_their_own():
     model = compressed_copy(conv_net(), bits=32)
     results, expected = {}, {}

@@ -371,7 +371,9 @@ nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbyte
     if (0 < nbytes) {
         const nb::object storage = torch().storage.call(tensor.ptr());
         const int64_t whole = number(torch().nbytes.call(storage.ptr()));
-        if (nbytes < min_bytes_ && whole > 2 * nbytes)  // the rest of the storage may go
+        if (is_held(torch().address_of(storage), whole))
+            nbytes = 0;
+        else if (nbytes < min_bytes_ && whole > 2 * nbytes)  // the rest of the storage may go
             kept = torch().clone(torch().detach.call(tensor.ptr()));
         nbytes = std::min(nbytes, whole);  // elements of an expanded tensor share memory
     }
@@ -381,6 +383,16 @@ nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbyte
     if (learns_) nb::inst_ptr<Kept>(operand)->watch(use ? std::move(use) : uses_.other());
     last_kept_ = weak(operand);
     return operand;
+}
+
+bool Step::is_held(uintptr_t address, int64_t nbytes) const {
+    const auto place = storages_.find(address);
+    if (place == storages_.end()) return false;
+    const std::vector<Saved> &saved = place->second.saved;
+    return std::any_of(saved.begin(), saved.end(), [&](const Saved &each) {
+        const nb::object held = dereferenced(each.held);
+        return nb::isinstance<Kept>(held) && nb::inst_ptr<Kept>(held)->held() == nbytes;
+    });
 }
 
 nb::object Step::last_kept() const { return dereferenced(last_kept_); }

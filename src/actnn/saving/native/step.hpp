@@ -186,6 +186,8 @@ class Step {
     nanobind::object keep(const nanobind::handle &tensor, nanobind::object reason, int64_t nbytes,
                           nanobind::object choice = {}, nanobind::object path = {},
                           nanobind::object op = {}, std::shared_ptr<Use> use = {});
+    // Whether a storage of so many bytes is held as a whole, as it is.
+    bool is_held(uintptr_t address, int64_t nbytes) const;
     void record(const nanobind::handle &tensor, int64_t nbytes, int64_t held,
                 nanobind::object reason, nanobind::object choice = {}, nanobind::object path = {},
                 nanobind::object op = {});

@@ -75,7 +75,7 @@ SECONDS = pytest.StashKey[float]()
 
 
 def share_torchlib() -> None:
-    """Make torch.onnx's table of translations once, and not for each export: a quarter of its time."""
+    """Make torch.onnx's table of translations once: it takes a quarter of an export's time."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     made = functools.cache(ONNXRegistry.from_torchlib)

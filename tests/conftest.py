@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gc
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -71,8 +74,25 @@ def pytest_runtest_makereport(item):
 SECONDS = pytest.StashKey[float]()
 
 
+def share_torchlib() -> None:
+    """Make torch.onnx's table of translations once: it takes a quarter of an export's time."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    made = functools.cache(ONNXRegistry.from_torchlib)
+
+    def from_torchlib(**options):
+        registry = copy.copy(made(**options))
+        # an export adds translations of its own
+        registry.functions = {name: [*each] for name, each in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
+
+
 def pytest_collection_finish(session):
     """What collecting has imported stays: nobody looks through it for garbage again and again."""
+    if "onnxscript" in sys.modules:
+        share_torchlib()
     gc.collect()
     gc.freeze()
     session.config.stash[SECONDS] = processor_seconds()

@@ -3,7 +3,6 @@
 // no inlining stands in host.cpp, which is compiled once for all kernels.
 #pragma once
 
-#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -84,7 +83,7 @@ struct Cluster {
 struct Fiber {
     std::vector<std::vector<Copy>> copies{1};  // groups, the last one open
     ucontext_t context;
-    jmp_buf jump;
+    void *jump[5];
     long arrived = 0;               // at a generation of the cluster's barrier
     const long *watched = nullptr;  // its turn comes when this is no longer `seen`
     long seen = 0;

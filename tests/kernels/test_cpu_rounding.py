@@ -19,8 +19,9 @@ from quant_gru.kernels.cpu.backward import backward
 pytestmark = pytest.mark.slow
 
 RULES = [rule for rule in ROUNDINGS if rule != "half_even"]
-SWEEP = {"w8a8": 25, "w8a16": 25, "w16a16": 20, "mixed": 25, "wide": 15}
-GRADIENTS = {"w8a8": 15, "w8a16": 20, "w16a16": 15, "mixed": 15}
+# Of each kind, the first 10 plans have ties of both signs: they tell all rules apart.
+SWEEP = {"w8a8": 15, "w8a16": 15, "w16a16": 15, "mixed": 15, "wide": 10}
+GRADIENTS = {"w8a8": 8, "w8a16": 10, "w16a16": 10, "mixed": 8}
 
 
 @pytest.mark.usefixtures("cheap_threads")

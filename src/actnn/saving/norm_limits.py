@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,26 @@ STATISTIC = "statistic of a norm"  # the reason in records
 STATISTICS = frozenset({"NativeGroupNormBackward0"})
 """Nodes of which all results but the first are statistics that have a gradient."""
 _RUN = 32  # groups of codes are a multiple of it
+AT_ONCE = frozenset({"cpu"})
+"""Devices where looking at statistics takes no time."""
+EVERY = 64
+"""Backward passes of a batch norm elsewhere after which its statistics are looked at again."""
+
+
+@dataclass
+class _Look:
+    """What is known of the statistics of a norm.
+
+    Attributes:
+        calm: Whether no row needed the limit.
+        left: Backward passes for which this holds; with 0, it is found out.
+    """
+
+    calm: bool = False
+    left: int = 0
+
+
+_LOOKS: dict[int, _Look] = {}  # by the address of the running mean
 
 
 class _Rows(NamedTuple):
@@ -104,12 +125,20 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> T
     rows = rows_of(node, x)
     if rows is None or _have_own_groups(rows, groups, shape.numel()):
         return x
+    look = _look_at(node, x.device)
+    if look.calm and look.left:
+        look.left -= 1
+        return x
     mean, scale = rows.statistics()
     given = rows.x
     if scale.dim() != given.dim():
         return x
     scale = scale.float()
-    if _are_above_noise(scale, rows.eps, codes, groups):
+    if not look.left:
+        look.calm = rows.eps > 0 and _are_above_noise(scale, rows.eps, codes, groups)
+        look.left = EVERY
+    look.left -= 1
+    if look.calm:
         return x
     square, center = _moments(rows)
     mean = torch.zeros_like(center) if mean is None else mean.to(center.dtype)
@@ -135,13 +164,24 @@ def _have_own_groups(rows: _Rows, groups: int, elements: int) -> bool:
     return known and x.is_contiguous() and x.numel() == elements and run % size == 0
 
 
-def _are_above_noise(scale: Tensor, eps: float, codes: Any, groups: int) -> bool:
-    """Whether all rows deviate by at least a step of codes; rounding is off by half of it.
+def _look_at(node: Any, device: torch.device) -> _Look:
+    """Return the last look at the statistics of a norm; one that is due if there was none.
 
-    On other devices than the CPU nobody waits for the answer, and it is False.
+    A GPU would have to wait for the answer. So it is asked for rarely there, and for batch norms
+    alone, whose channels stay the same and lose their variance over many steps. Others count as
+    not calm there.
     """
-    if scale.device.type != "cpu" or not eps:
-        return False
+    if device.type in AT_ONCE:
+        return _Look()
+    running = getattr(node, "_saved_running_mean", None)
+    captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if running is None or captured:
+        return _Look(left=1)
+    return _LOOKS.setdefault(running.data_ptr(), _Look())
+
+
+def _are_above_noise(scale: Tensor, eps: float, codes: Any, groups: int) -> bool:
+    """Whether all rows deviate by at least a step of codes; rounding is off by half of it."""
     params = codes[1]
     if isinstance(codes, Tensor):
         params = codes[-4 * groups :].view(torch.bfloat16).view(-1, 2)
@@ -151,9 +191,16 @@ def _are_above_noise(scale: Tensor, eps: float, codes: Any, groups: int) -> bool
 
 def _moments(rows: _Rows) -> tuple[Tensor, Tensor]:
     """Return variance and mean of each row."""
-    x = rows.x if rows.x.dtype in (torch.float32, torch.float64) else rows.x.float()
-    if rows.dims != [0, *range(2, x.dim())]:
-        return torch.var_mean(x, rows.dims, correction=0, keepdim=True)
-    mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)  # faster
+    x = rows.x
+    by_channel = rows.dims == [0, *range(2, x.dim())]
+    if by_channel and x.is_cuda:  # without a copy in float32
+        mean, inverse = torch.batch_norm_stats(x, 0.0)
+        variance = inverse.pow_(-2)
+    else:
+        x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+        if not by_channel:
+            return torch.var_mean(x, rows.dims, correction=0, keepdim=True)
+        # Faster than var_mean.
+        mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
     shape = [1, -1, *(1 for _ in x.shape[2:])]
     return variance.view(shape), mean.view(shape)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from actnn.layers.registry import mixin_for
 from actnn.planning.sizes import format_bytes
 from actnn.planning.training_step import Loss, TrainingStep, leaves_of, mapped
 from actnn.planning.units import Unit, find_units
-from actnn.saving import Saving
+from actnn.saving import Saving, _native
 from actnn.saving.attention import REPEATED, drops
 from actnn.saving.context import MIN_BYTES
 from actnn.saving.dense import whole_of
@@ -181,7 +180,7 @@ class _Collector:
         if key not in self._saved:
             self._saved[key] = tensor
             in_chunks = module is not None and is_swapped(module, InChunks)
-            kept = reason is not None or in_chunks or _is_custom(sys._getframe(1))
+            kept = reason is not None or in_chunks or _native.in_custom_function(sys._getframe(1))
             least = NONLINEAR_BITS if boundary else NORM_BITS if is_norm(module) else 1
             inside = self._compressed[self._now]
             signs = op_of(tensor) == RELU and address not in self._rectified
@@ -317,13 +316,6 @@ def _is_made_again(tensor: Tensor) -> bool:
     node = tensor.grad_fn
     is_result = node is not None and node.name() in REPEATED and MIN_BYTES <= tensor.nbytes
     return is_result and not drops(node)
-
-
-def _is_custom(frame: FrameType) -> bool:
-    """Whether a Function of the user, which runs, has saved a tensor."""
-    if frame.f_code is not torch.autograd.Function.apply.__code__:
-        return False
-    return not frame.f_locals["cls"].__module__.startswith(("torch.", "actnn.", "quant_gru."))
 
 
 def _sides(intervals: int, operand: Tensor, bits: int) -> int:

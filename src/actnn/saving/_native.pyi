@@ -1,7 +1,7 @@
 """What a forward pass saves, and the forms in which it is held; see saving/native."""
 
 from collections.abc import Callable, Mapping
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -207,6 +207,10 @@ def set_held_rules(
     limit_normalized: Callable[[Tensor, Any, int, torch.Size], Tensor],
     /,
 ) -> None: ...
+def in_custom_function(frame: FrameType, /) -> bool:
+    """Whether a frame is that in which a Function of the user saves tensors."""
+    ...
+
 def set_divides(divides: Callable[[Tensor, int, str | None], bool | Intervals], /) -> None: ...
 def mark_computed() -> None: ...
 def begin(step: Step, /) -> None: ...

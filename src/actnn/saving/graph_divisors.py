@@ -83,8 +83,8 @@ def solved_in(graph: fx.Graph, ends: Iterable[fx.Node]) -> set[fx.Node]:
     """
     found = {node for node in graph.nodes if _name(node) in SOLVED}
     matrices = [node for node in ends if len(_shape_of(node) or ()) > 1]
-    ends = _walk(matrices, _operands_of)
-    found |= {node for node in ends if _is_square(node) or _is_kernel(node)}
+    makers = _walk(matrices, _operands_of)
+    found |= {node for node in makers if _is_square(node) or _is_kernel(node)}
     operands = _walk([each for node in found for each in node.all_input_nodes], _covariances_of)
     products = [
         each for node in operands if _name(node) in _PRODUCTS for each in node.all_input_nodes

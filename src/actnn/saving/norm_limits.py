@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -37,7 +38,8 @@ class _Look:
     left: int = 0
 
 
-_LOOKS: dict[int, _Look] = {}  # by the address of the running mean
+# By the storage of the running mean, and where it begins there.
+_LOOKS: WeakKeyDictionary[torch.UntypedStorage, dict[int, _Look]] = WeakKeyDictionary()
 
 
 class _Rows(NamedTuple):
@@ -177,7 +179,8 @@ def _look_at(node: Any, device: torch.device) -> _Look:
     captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if running is None or captured:
         return _Look(left=1)
-    return _LOOKS.setdefault(running.data_ptr(), _Look())
+    looks = _LOOKS.setdefault(running.untyped_storage(), {})
+    return looks.setdefault(running.storage_offset(), _Look())
 
 
 def _are_above_noise(scale: Tensor, eps: float, codes: Any, groups: int) -> bool:

@@ -1,5 +1,7 @@
 """Norms whose rows have no variance, such as maps of filters that are 0."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -67,6 +69,14 @@ def gradients(model, value):
     return torch.cat([each.flatten() for each in found])
 
 
+def compressed_loss(model, x, way, min_bytes):
+    """The loss, whose saved tensors became codes of 8 bits in a compressed model or a context."""
+    if way == "model":
+        return actnn.compress(model, bits=8, min_bytes=min_bytes)(x).square().mean()
+    with actnn.compressed(bits=8, min_bytes=min_bytes):
+        return model(x).square().mean()
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("way", ["model", "context"])
 @pytest.mark.parametrize("name", NORMS)
@@ -78,12 +88,7 @@ def test_rows_without_variance(name, way, layout):
     if name in ("layer norm", "RMS norm"):
         nn.init.zeros_(model.embed.bias)
     exact = gradients(model, model(x).square().mean())
-    if way == "model":
-        actnn.compress(model, bits=8, min_bytes=1024)
-        value = model(x).square().mean()
-    else:
-        with actnn.compressed(bits=8, min_bytes=1024):
-            value = model(x).square().mean()
+    value = compressed_loss(model, x, way, 1024)
     assert float((gradients(model, value) - exact).norm() / exact.norm()) < 0.05
 
 
@@ -133,12 +138,7 @@ def test_only_what_a_norm_has_saved_is_limited(norm, way, by):
         return torch.cat([each.grad.flatten() for each in leaves if each.grad is not None])
 
     exact = found(model(x).square().mean())
-    if by == "model":
-        actnn.compress(model, bits=8, min_bytes=0)
-        value = model(x).square().mean()
-    else:
-        with actnn.compressed(bits=8, min_bytes=0):
-            value = model(x).square().mean()
+    value = compressed_loss(model, x, by, 0)
     assert float((found(value) - exact).norm() / exact.norm()) < 0.05
 
 
@@ -150,9 +150,7 @@ def test_rows_with_variance_stay_as_they_are(dtype, monkeypatch):
     nn.init.normal_(model.embed.weight)
     found = []
     for _ in range(2):
-        with actnn.compressed(bits=8, min_bytes=1024):
-            value = model(x).square().mean()
-        found.append(gradients(model, value))
+        found.append(gradients(model, compressed_loss(model, x, "context", 1024)))
         monkeypatch.setattr("actnn.saving.norm_limits.ROWS_OF", {})
     assert float((found[0] - found[1]).norm() / found[1].norm()) < (
         1e-3 if dtype == torch.float32 else 0.02
@@ -223,14 +221,31 @@ def test_a_gpu_waits_rarely_for_the_statistics_of_batch_norms(monkeypatch):
             with torch.no_grad():
                 model.embed.weight[:8] = 0
         exact = gradients(model, model(x).square().mean())
-        with actnn.compressed(bits=8, min_bytes=1024):
-            value = model(x).square().mean()
-        found = gradients(model, value)
+        found = gradients(model, compressed_loss(model, x, "context", 1024))
         errors.append(float((found - exact).norm() / exact.norm()))
         steps.append(len(looks))
     assert steps == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
     assert looks == [True, True, False]
     assert max(errors[:5] + errors[8:]) < 0.05
+
+
+def test_looks_are_those_of_one_batch_norm(monkeypatch):
+    """Not of another one in the same storage, nor of one that is gone."""
+    monkeypatch.setattr(norm_limits, "AT_ONCE", frozenset())
+    before = len(norm_limits._LOOKS)
+    torch.manual_seed(0)
+    means, x = torch.zeros(2, WIDTH), torch.randn(4, 3, 5, 5)
+    calm, quiet = Images(nn.BatchNorm2d(WIDTH)), Images(nn.BatchNorm2d(WIDTH))
+    nn.init.normal_(calm.embed.weight)
+    calm.norm.running_mean, quiet.norm.running_mean = means
+    for model in (calm, quiet):
+        exact = gradients(model, model(x).square().mean())
+        found = gradients(model, compressed_loss(model, x, "context", 1024))
+        assert float((found - exact).norm() / exact.norm()) < 0.05
+    assert len(norm_limits._LOOKS) == before + 1
+    del calm, quiet, model, means
+    gc.collect()
+    assert len(norm_limits._LOOKS) == before
 
 
 def test_statistics_of_groups_are_kept():

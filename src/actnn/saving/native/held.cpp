@@ -32,13 +32,6 @@ bool norm_runs() {
     return known->emplace(type.ptr(), is_norm).first->second;
 }
 
-// Codes, the number of their groups, and the shape of the tensor; None if nothing is rounded.
-nb::object codes_of(const nb::object &held) {
-    if (nb::isinstance<Compressed>(held)) return nb::inst_ptr<Compressed>(held)->codes();
-    if (nb::isinstance<View>(held)) return nb::inst_ptr<View>(held)->codes();
-    return held.attr("codes");
-}
-
 nb::object item(const nb::handle &layout, int i) {
     return nb::borrow(PyTuple_GetItem(layout.ptr(), i));
 }
@@ -135,11 +128,11 @@ nb::object Compressed::unpack(const nb::handle &view, const Beside *exact) {
 }
 
 nb::object Compressed::codes() const {
-    if (other_.is_valid()) return codes_of(other_);
+    if (other_.is_valid()) return other_.attr("codes");
     return nb::make_tuple(encoded_.codes, encoded_.groups, encoded_.shape);
 }
 
-nb::object View::codes() const { return codes_of(held_); }
+nb::object View::codes() const { return held_.attr("codes"); }
 
 void View::keep(nb::object other) {
     held_ = std::move(other);
@@ -162,7 +155,7 @@ nb::object unpack(const nb::handle &held, const nb::handle &view) {
 nb::object unpack_for_backward(const nb::handle &held) {
     nb::object tensor = unpack(held, nb::none());
     if (nb::isinstance<Kept>(held) || !norm_runs() || !engine_asks()) return tensor;
-    const nb::object codes = codes_of(nb::borrow(held));
+    const nb::object codes = held.attr("codes");
     return codes.is_none() ? tensor : held_rules().limit_normalized(tensor, *nb::tuple(codes));
 }
 

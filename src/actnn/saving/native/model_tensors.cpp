@@ -1,5 +1,7 @@
 #include "actnn/saving/native/model_tensors.hpp"
 
+#include <utility>
+
 namespace nb = nanobind;
 
 namespace actnn {
@@ -46,36 +48,23 @@ void ModelTensors::read(const nb::handle &model, const ModulePaths &paths) {
         const nb::object module = modules[i];
         for_each(module, words().children, [&](nb::object child) { modules.push_back(child); });
     }
-    size_t count = 0;
-    bool same = true;
+    std::vector<Tensor> found;
     // Parameters last: a tensor that is both counts as one.
-    for (const bool parameters : {false, true}) {
-        const nb::object &name = parameters ? words().parameters : words().buffers;
-        const nb::object &reason = parameters ? parameter_reason() : buffer_reason();
+    for (const bool is_parameter : {false, true})
         for (const nb::object &module : modules)
-            for_each(module, name, [&](const nb::object &tensor) {
-                Description d;
-                if (!t.is_plain(tensor.ptr()) || !t.tensors.describe(tensor.ptr(), d)) return;
-                if (same && count < tensors_.size()) {
-                    const Tensor &before = tensors_[count];
-                    same = before.tensor == tensor.ptr() && before.address == d.address &&
-                           before.module == module.ptr() && before.reason.is(reason);
-                } else {
-                    same = false;
-                }
-                if (!same) {
-                    tensors_.resize(count);
-                    tensors_.push_back({tensor.ptr(), module.ptr(), reason, d.address});
-                }
-                ++count;
-            });
-    }
-    if (same && count == tensors_.size()) return;
-    tensors_.resize(count);
+            for_each(module, is_parameter ? words().parameters : words().buffers,
+                     [&](const nb::object &tensor) {
+                         Description d;
+                         if (t.is_plain(tensor.ptr()) && t.tensors.describe(tensor.ptr(), d))
+                             found.push_back({tensor.ptr(), module.ptr(), is_parameter, d.address});
+                     });
+    if (found == tensors_) return;
+    tensors_ = std::move(found);
     by_tensor_.clear();
     by_storage_.clear();
     for (const Tensor &each : tensors_) {
-        const Owned owned{each.reason, paths.path_of(each.module)};
+        const Owned owned{each.is_parameter ? parameter_reason() : buffer_reason(),
+                          paths.path_of(each.module)};
         by_tensor_[each.tensor] = owned;
         const nb::object storage = t.storage.call(each.tensor);
         Storage &known = by_storage_[t.address_of(storage)];

@@ -37,8 +37,12 @@ class ModelTensors {
  private:
     struct Tensor {
         PyObject *tensor, *module;  // to compare; they may be gone
-        nanobind::object reason;
+        bool is_parameter;
         uintptr_t address;  // of the elements
+        bool operator==(const Tensor &other) const {
+            return tensor == other.tensor && module == other.module &&
+                   is_parameter == other.is_parameter && address == other.address;
+        }
     };
     struct Storage : Owned {
         WeakStorage reference;  // as long as it exists, no other storage has the address

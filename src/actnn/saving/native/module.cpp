@@ -136,6 +136,7 @@ NB_MODULE(_native, m) {
         rules.limit_normalized = limit_normalized;
     });
     m.def("set_divides", [](nb::object divides) { held_rules().divides = divides; });
+    m.def("in_custom_function", &in_custom_function);
     m.def("mark_computed", [] { Step::marked_computed = true; });
     m.def("begin", [](nb::handle step) { running.push_back(step.ptr()); });
     m.def("end", [] { running.pop_back(); });

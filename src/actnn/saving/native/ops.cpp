@@ -44,11 +44,10 @@ const Op *op_of(const nb::handle &tensor) {
     return &known->emplace(type, op).first->second;
 }
 
-bool in_custom_function() {
+bool in_custom_function(const nb::handle &frame) {
     // What a Function gave to save_for_backward is packed after its forward, within its apply.
     static const nb::object *const apply = new nb::object(
         nb::module_::import_("torch.autograd").attr("Function").attr("apply").attr("__code__"));
-    const nb::handle frame(reinterpret_cast<PyObject *>(PyEval_GetFrame()));
     if (!frame.is_valid()) return false;
     const nb::object code = nb::steal(reinterpret_cast<PyObject *>(
         PyFrame_GetCode(reinterpret_cast<PyFrameObject *>(frame.ptr()))));

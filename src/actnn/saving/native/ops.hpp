@@ -15,9 +15,9 @@ struct Op {
 // The node that made a tensor; none for a leaf.
 const Op *op_of(const nanobind::handle &tensor);
 
-// Whether what is packed now is saved by a torch.autograd.Function of the user: nobody knows what
-// its backward does with it.
-bool in_custom_function();
+// Whether what is packed in a frame is saved by a torch.autograd.Function of the user: nobody knows
+// what its backward does with it.
+bool in_custom_function(const nanobind::handle &frame);
 
 // Tells the choice 'keep', the names of nodes that change only type or layout, and of those that
 // look back.

@@ -180,7 +180,8 @@ nb::object Step::pack(const nb::handle &tensor) {
     if (is_new) storage.reference = WeakStorage(storage_object);
     if (storage.known.is_valid()) return keep_known(storage.known, {});
 
-    if (!storage.exact.is_valid() && !storage.claim && in_custom_function())
+    if (!storage.exact.is_valid() && !storage.claim &&
+        in_custom_function(reinterpret_cast<PyObject *>(PyEval_GetFrame())))
         storage.exact = words().custom;
     bool dense = d.is_dense();
     nb::object whole = nb::borrow(tensor);

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import SymInt, Tensor, fx
 
-from actnn.saving.norm_limits import LEAST
+from actnn.saving.norm_limits import LEAST, MOST
 
 _aten = torch.ops.aten
 _SUMS = _aten.add.Tensor, _aten.add.Scalar
@@ -37,10 +37,11 @@ class _Norm(NamedTuple):
 
 
 def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
-    """Scale rows that a backward graph normalizes again to the mean square of exact rows.
+    """Limit the mean square of rows that a backward graph normalizes again.
 
-    After the norm, that is variance / (variance + eps) = 1 - eps scale^2. A row of almost equal
-    numbers has a tiny deviation, by which backward divides the noise of codes.
+    It is at most `MOST` times that of exact rows after the norm. A row of almost equal numbers
+    has a tiny deviation, by which backward divides the noise of codes. Functions of the rows may
+    be computed again, too, in which noise does not average out.
 
     Args:
         forward: The forward graph.
@@ -168,7 +169,7 @@ class _Again:
 
 
 class _Limited:
-    """Rows with at most the mean square of exact ones.
+    """Rows with a limited mean square.
 
     Args:
         rows: The rows.
@@ -186,7 +187,8 @@ class _Limited:
         found = self._add(_aten.mean.dim, square, norm.dims, True)
         share = self._add(_aten.mul.Tensor, self._add(_aten.mul.Tensor, scale, scale), -norm.eps)
         exact = self._add(_aten.clamp_min.default, self._add(_aten.add.Tensor, share, 1), LEAST)
-        excess = self._add(_aten.clamp_min.default, self._add(_aten.div.Tensor, found, exact), 1)
+        most = self._add(_aten.mul.Tensor, exact, MOST)
+        excess = self._add(_aten.clamp_min.default, self._add(_aten.div.Tensor, found, most), 1)
         limited = self._add(_aten.mul.Tensor, centered, self._add(_aten.rsqrt.default, excess))
         if mean is not None:
             limited = self._add(_aten.add.Tensor, limited, mean)

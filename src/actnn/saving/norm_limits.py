@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,11 @@ from torch import Tensor
 
 LEAST = 1e-6
 """The least mean square of an exact row after a norm: it is known to the precision of float32."""
+MOST = 2.0
+"""By how much the mean square of a row may exceed that of an exact one if nothing else is known.
+
+Noise is then as large as the row. That of 2 bits is smaller where all rows have the same variance.
+"""
 STATISTIC = "statistic of a norm"  # the reason in records
 STATISTICS = frozenset({"NativeGroupNormBackward0"})
 """Nodes of which all results but the first are statistics that have a gradient."""
@@ -57,6 +63,19 @@ class _Rows(NamedTuple):
     dims: list[int]
     eps: float
     statistics: Callable[[], tuple[Tensor | None, Tensor]]
+
+    @property
+    def most(self) -> float:
+        """By how much the mean square of a decoded row may exceed that of an exact one.
+
+        Backward subtracts x mean(g x) from the gradient g of the normalized row x. Noise n has a
+        mean of 0, so that most of it averages out in the gradients of weights; a row that is scaled
+        down makes them smaller. What remains is mean(g n), which all elements of a row share: in
+        a row with this mean square, x mean(g n) is as large as g.
+        """
+        if not self.eps:  # it is not known, and the row may have no variance at all
+            return MOST
+        return math.sqrt(math.prod(self.x.shape[dim] for dim in self.dims))
 
 
 def _of_group_norm(node: Any, x: Tensor) -> _Rows | None:
@@ -110,9 +129,9 @@ ROWS_OF: dict[str, Callable[[Any, Tensor], _Rows | None]] = {
 def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> Tensor:
     """Return a decoded tensor that the node that runs has saved, as it needs it.
 
-    If that is a norm, rows have at most the mean square of exact rows after the norm:
-    variance / (variance + eps) = 1 - eps scale^2. A row of almost equal numbers has a tiny
-    deviation, by which backward divides the noise of codes.
+    A row of almost equal numbers has a tiny deviation, by which the backward of a norm divides the
+    noise of codes. So the mean square of rows has a limit, in terms of that of exact rows after the
+    norm, variance / (variance + eps) = 1 - eps scale^2.
 
     Args:
         x: The tensor.
@@ -124,12 +143,12 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> T
     rows_of = None if node is None else ROWS_OF.get(node.name())
     if rows_of is None or not x.numel():
         return x
-    rows = rows_of(node, x)
-    if rows is None or _have_own_groups(rows, groups, shape.numel()):
-        return x
     look = _look_at(node, x.device)
     if look.calm and look.left:
         look.left -= 1
+        return x
+    rows = rows_of(node, x)
+    if rows is None or _have_own_groups(rows, groups, shape.numel()):
         return x
     mean, scale = rows.statistics()
     given = rows.x
@@ -137,7 +156,7 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> T
         return x
     scale = scale.float()
     if not look.left:
-        look.calm = rows.eps > 0 and _are_above_noise(scale, rows.eps, codes, groups)
+        look.calm = rows.eps > 0 and _are_above_noise(rows, scale, codes, groups)
         look.left = EVERY
     look.left -= 1
     if look.calm:
@@ -146,7 +165,7 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> T
     mean = torch.zeros_like(center) if mean is None else mean.to(center.dtype)
     square = torch.addcmul(square, center - mean, center - mean).mul_(scale.square())
     exact = (1 - rows.eps * scale.square()).clamp_(min=LEAST)
-    factor = (square / exact).clamp_(min=1).rsqrt_()
+    factor = square.div_(exact.mul_(rows.most)).clamp_(min=1).rsqrt_()
     found = torch.empty_like(given)
     torch.lerp(mean.to(x.dtype), given, factor.to(x.dtype), out=found)
     return found.view(x.shape)
@@ -183,13 +202,17 @@ def _look_at(node: Any, device: torch.device) -> _Look:
     return looks.setdefault(running.storage_offset(), _Look())
 
 
-def _are_above_noise(scale: Tensor, eps: float, codes: Any, groups: int) -> bool:
-    """Whether all rows deviate by at least a step of codes; rounding is off by half of it."""
+def _are_above_noise(rows: _Rows, scale: Tensor, codes: Any, groups: int) -> bool:
+    """Whether the variance of all rows is such that noise leaves them below `most`.
+
+    The variance of stochastic rounding is a quarter of the squared step of codes at most.
+    """
     params = codes[1]
     if isinstance(codes, Tensor):
         params = codes[-4 * groups :].view(torch.bfloat16).view(-1, 2)
     step = params[:, 1].amax().float()
-    return bool((scale.pow(-2) - eps).amin() >= step * step)
+    least = (scale.pow(-2) - rows.eps).amin()
+    return bool(4 * (rows.most - 1) * least >= step * step)
 
 
 def _moments(rows: _Rows) -> tuple[Tensor, Tensor]:

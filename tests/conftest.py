@@ -41,6 +41,22 @@ LONGEST = (
 )
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Where only slow tests run, do not import files without them, which takes half a minute."""
+    if config.option.markexpr != "slow" or not collection_path.name.startswith("test_"):
+        return None
+    return None if may_be_slow(collection_path) else True
+
+
+def may_be_slow(file: Path) -> bool:
+    """Whether a file has slow tests: it, `sweeps` or the conftest.py of its folder marks them."""
+    text = file.read_text(encoding="utf-8")
+    beside = file.with_name("conftest.py")
+    if beside.exists() and beside != Path(__file__):
+        text += beside.read_text(encoding="utf-8")
+    return "mark.slow" in text or "sweeps" in text
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Begin with the longest files."""

@@ -42,3 +42,14 @@ def test_only_what_needs_a_gpu_may_skip(ci, tmp_path):
     assert f"= {expected} in " in done.stdout, done.stdout
     for reason in ("needs a compiler that nobody has (", "could not import 'a_package_that_nob"):
         assert (f"got a skip: {reason}" in done.stdout) is ci
+
+
+def test_files_with_slow_tests_are_found():
+    """Others are not imported where only slow tests run: see `may_be_slow` in conftest.py."""
+    folder = Path(__file__).parent
+    marking = {
+        str(file.relative_to(folder))
+        for file in folder.rglob("*.py")
+        if not file.name.startswith("test_") and "mark.slow" in file.read_text(encoding="utf-8")
+    }
+    assert marking == {"conftest.py", "sweeps.py", "cpp/conftest.py"}

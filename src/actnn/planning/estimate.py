@@ -42,7 +42,6 @@ from actnn.saving.attention import REPEATED, drops
 from actnn.saving.context import MIN_BYTES
 from actnn.saving.dense import whole_of
 from actnn.saving.exclusions import (
-    NONLINEAR_BITS,
     RELU,
     alive_anyway,
     attention_bits,
@@ -180,8 +179,9 @@ class _Collector:
         if key not in self._saved:
             self._saved[key] = tensor
             in_chunks = module is not None and is_swapped(module, InChunks)
-            kept = reason is not None or in_chunks or _native.in_custom_function(sys._getframe(1))
-            least = NONLINEAR_BITS if boundary else NORM_BITS if is_norm(module) else 1
+            exactly = boundary or in_chunks or _native.in_custom_function(sys._getframe(1))
+            kept = reason is not None or exactly
+            least = NORM_BITS if is_norm(module) else 1
             inside = self._compressed[self._now]
             signs = op_of(tensor) == RELU and address not in self._rectified
             for bits in self._bits:

@@ -133,7 +133,6 @@ class Step:
         min_bytes: int,
         by_sample: bool,
         decides_by_path: bool,
-        least_shared: int,
         caches: bool,
         adaptive: bool,
         counter: Counter,

@@ -24,7 +24,14 @@ from actnn.saving import _native
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS, attention_bits, bounds_of
-from actnn.saving.graph_order import arrange, divides_by, is_compared, is_read, traced_node
+from actnn.saving.graph_order import (
+    arrange,
+    bits_beside,
+    divides_by,
+    is_compared,
+    is_read,
+    traced_node,
+)
 from actnn.saving.graph_views import made_by, readers_of, source_of
 from actnn.saving.records import LOSSLESS, TensorInfo
 from actnn.saving.settings import Settings
@@ -82,6 +89,11 @@ class GraphHooks:
         assert saving is not None
         assert node is not None
         arrange(rounds=not saving.is_uniform or saving.default.bits != LOSSLESS)
+        bits = [x.new_empty(n, dtype=torch.uint8) for n in bits_beside()]
+        held = self._held(saving, x, node)
+        return ("beside", held, *bits) if bits else held
+
+    def _held(self, saving: Settings, x: Any, node: fx.Node) -> Any:
         if not is_read():
             return ("unread",)
         size = math.prod(x.shape) * x.element_size()
@@ -186,6 +198,8 @@ def _unpack(held: Any) -> Any:
     if not isinstance(held, tuple):
         return held
     kind, *rest = held
+    if kind == "beside":
+        return _unpack(rest[0])
     if kind == "unread":
         return torch.empty(0)
     *rest, sizes, where, places = rest

@@ -20,7 +20,7 @@ from actnn.errors import ActNNError, ActNNWarning
 from actnn.saving import _native
 from actnn.saving.active import ACTIVE, active_step, leave_checkpoints
 from actnn.saving.compiled import CompiledCall, GraphHooks
-from actnn.saving.exclusions import CHECKPOINT, NONLINEAR_BITS, tensors_in
+from actnn.saving.exclusions import CHECKPOINT, tensors_in
 from actnn.saving.held import Held
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.noise_states import NoiseStates
@@ -302,15 +302,13 @@ class Saving:
 
     def choice(self, info: TensorInfo) -> Choice:
         """Return what to do with a tensor."""
-        found = self.explicit(info)
+        found = None if info.op == CHECKPOINT and self._isolates else self.explicit(info)
         if found is None and self.policy is not None:
             found = self.policy(info)
             if not isinstance(found, Choice):
                 raise ActNNError(f"Expected policy to return a Choice, got {found!r} for {info}")
         elif found is None:
-            found = self.default
-            if info.op == CHECKPOINT and found.bits is not None:  # nobody has named it
-                found = Choice(found.action, max(found.bits, NONLINEAR_BITS))
+            found = self._unrounded if info.op == CHECKPOINT else self.default
         if found.action == "recompute":  # what is saved here is an input of the module
             return KEEP if found.bits is None else Choice("compress", found.bits)
         if found.action == "compress" and found.bits is None:
@@ -327,6 +325,10 @@ class Saving:
         """Return what to do with a tensor that is not rounded unless `set_choices` says so."""
         if self.explicit(info) is not None and not self._isolates:
             return self.choice(info)
+        return self._unrounded
+
+    @property
+    def _unrounded(self) -> Choice:
         return Choice("offload") if self.default.action == "offload" else KEEP
 
     def choice_of(self, path: str) -> Choice | None:

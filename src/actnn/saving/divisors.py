@@ -93,6 +93,7 @@ _PRODUCTS = frozenset(f"{name}Backward0" for name in "Mm Bmm Mv Dot".split())
 _SUMS = {"SumBackward0", "SumBackward1"}
 _NORMS = {"NormBackward1", "LinalgVectorNormBackward0", "SqrtBackward0"}
 _PAIRS = _PRODUCTS | {"SubBackward0", "CdistBackward0", "EuclideanDistBackward0"}  # distances
+_COPY = "CloneBackward0"
 _SAME = FORMS | {"MulBackward0", "DivBackward0"}  # scaled
 _MADE = "made of ends"  # what nodes remember of `_made_of_ends`
 _NONE, _OF_LEAVES, _SOME, _ALL = range(4)
@@ -374,6 +375,8 @@ class Saved(NamedTuple):
         record: The index of its record.
         bits: Bits of its codes.
         made_by: Sequence number of the node that made it.
+        copied: That of the node that made what it is a copy of; -1 if it is none. Operations in
+            place save copies that have no other users.
         after: The highest sequence number then; the node that saves it is newer.
     """
 
@@ -383,6 +386,7 @@ class Saved(NamedTuple):
     record: int
     bits: int
     made_by: int
+    copied: int
     after: int
 
 
@@ -420,7 +424,9 @@ class Recent:
             made_by, bits = node._sequence_nr(), bits or _KEPT
             # The node that saves it was made last.
             after, held = torch._C._autograd._get_sequence_nr() - 2, weakref.ref(packed)
-            self._saved.append(Saved(tensor, held, tensor._version, record, bits, made_by, after))
+            copied = _sequence_of(_operands_of(node)[0]) if node.name() == _COPY else -1
+            version = tensor._version
+            self._saved.append(Saved(tensor, held, version, record, bits, made_by, copied, after))
             if isinstance(packed, (Compressed, View)):
                 packed.hold_beside(tensor)
         self._decide(divisions)
@@ -524,7 +530,7 @@ class Recent:
             for saved in self._saved:
                 changed = saved.tensor._version != saved.version
                 if not changed and (
-                    saved.made_by in makers or saved.made_by == node._sequence_nr()
+                    makers & {saved.made_by, saved.copied} or saved.made_by == node._sequence_nr()
                 ):
                     (keep or self._keep)(saved)
 
@@ -539,7 +545,8 @@ class _Operands:
     """
 
     def __init__(self, node: Any, saved: list[Saved]) -> None:
-        self._node, self._tensors = node, {each.made_by: each for each in saved}
+        copies = {each.copied: each for each in saved if each.copied >= 0}
+        self._node, self._tensors = node, copies | {each.made_by: each for each in saved}
         self.bits = _KEPT
 
     @property

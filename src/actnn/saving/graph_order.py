@@ -16,11 +16,20 @@ import torch
 from torch import fx
 
 from actnn.saving.attention import repeat_attention
+from actnn.saving.graph_comparisons import Comparisons
 from actnn.saving.graph_divisors import ends_of, is_divided, solved_in
 from actnn.saving.graph_norms import limit_normalized
-from actnn.saving.graph_views import ALIASES, inputs_of, made_by, results_of, share_views
+from actnn.saving.graph_views import (
+    ALIASES,
+    inputs_of,
+    made_by,
+    results_of,
+    saved_alone,
+    share_views,
+)
 
 _arranged: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
+_comparisons: WeakKeyDictionary[fx.Graph, Comparisons] = WeakKeyDictionary()
 _ends: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
 
 
@@ -68,13 +77,22 @@ def divides_by() -> bool:
     return made_by(node) in _ends[context["_fw_graph"]] or is_divided(saved[node.name], makers)
 
 
+def bits_beside() -> list[int]:
+    """Return the bytes of each tensor of bits that is saved beside the tensor of a hook."""
+    context = _hook_context()()
+    if context is None:
+        return []
+    found = _comparisons.get(context["_fw_graph"])
+    return found.sizes if found is not None and found.carrier is context["_node"] else []
+
+
 def arrange(*, rounds: bool = True) -> None:
     """Move what hooks have added to the graphs that are being compiled.
 
     Then exact tensors live shortly: in the forward graph additions follow what they read, in the
     backward graph they precede what reads them, all but those of the last tensor. At the first
-    look, views of one tensor become one saved tensor, attention runs again in backward, and what
-    norms make again has a limit.
+    look, views of one tensor become one saved tensor, attention runs again in backward, what norms
+    make again has a limit, and what forward compares is not compared again.
 
     Args:
         rounds: Whether tensors may be rounded.
@@ -90,8 +108,15 @@ def arrange(*, rounds: bool = True) -> None:
         if rounds:
             repeat_attention(forward, backward)
             limit_normalized(forward, backward)
-    for node in _added(forward):
+            alone = saved_alone(forward, backward)
+            found = Comparisons(forward, backward, context["_node"], alone)
+            _comparisons[forward] = found
+            _ends[forward] |= found.inexact
+    added = _added(forward)
+    for node in added:
         _behind_inputs(node)
+    if forward in _comparisons:
+        _comparisons[forward].connect(added)
     for node in reversed(_added(backward)):
         if node.users:
             min(node.users).prepend(node)

@@ -52,6 +52,19 @@ def results_of(forward: fx.Graph, backward: fx.Graph) -> set[fx.Node]:
     return set(Counter(_outputs_of(forward)) - Counter(_saved_of(forward, backward)))
 
 
+def saved_alone(forward: fx.Graph, backward: fx.Graph) -> list[fx.Node]:
+    """Return what is saved for backward and neither a view of an input nor of a result."""
+    results = {source_of(node) for node in results_of(forward, backward)}
+    saved = _saved_of(forward, backward)
+    return [
+        node
+        for node in saved
+        if isinstance(node.meta.get("val"), Tensor)
+        and source_of(node).op != "placeholder"
+        and source_of(node) not in results
+    ]
+
+
 def _outputs_of(graph: fx.Graph) -> list[fx.Node]:
     outputs = graph.output_node().args[0]
     return [node for node in outputs if isinstance(node, fx.Node)]  # type: ignore[union-attr]

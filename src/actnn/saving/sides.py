@@ -79,7 +79,7 @@ _INTERVALS: dict[str, Callable[[Any], tuple[Interval, ...]]] = {
     **dict.fromkeys(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0"), _clamped),
     **dict.fromkeys(("HardshrinkBackward0", "SoftshrinkBackward0"), _shrunk),
     **dict.fromkeys(
-        ("LeakyReluBackward0", "LeakyReluBackward1"),
+        ("LeakyReluBackward0", "LeakyReluBackward1", "PreluKernelBackward0"),
         lambda node: (_POSITIVE,),
     ),
     "AbsBackward0": lambda node: (_POSITIVE, _NEGATIVE),

@@ -24,7 +24,6 @@ from actnn.saving.exclusions import (
     CHECKPOINT,
     CHOSEN_BITS,
     FORMS,
-    NONLINEAR_BITS,
     RELU,
     attention_bits,
     bounds_of,
@@ -62,6 +61,7 @@ _native.set_held_rules(
 )
 _native.set_divides(uncompiled(divides))
 _KEEP, _ENCODE, _OTHER, _ADAPT = range(4)  # the actions of a decision
+INPUT = "input of a checkpoint"  # the reason in records
 SLOPES = "codes of the derivative"  # the reason in records
 _CODES = {bits: Choice("compress", bits) for bits in range(1, 9)}
 
@@ -120,7 +120,6 @@ class Step(_native.Step):
             saving.min_bytes,
             adaptive is not None and adaptive.by_sample,
             not saving.is_uniform,
-            NONLINEAR_BITS if saving.is_uniform else CHOSEN_BITS,
             saving.decides_by_kind,
             adaptive is not None,
             saving.counter,
@@ -250,7 +249,7 @@ class Step(_native.Step):
 
     def _choice(self, tensor: Tensor, path: str, op: str, exact: bool = False) -> Choice:
         saving = self.saving
-        if saving.is_uniform and not exact:
+        if saving.is_uniform and not exact and op != CHECKPOINT:
             choice = saving.default
         else:
             index = len(self.records)
@@ -293,7 +292,8 @@ class Step(_native.Step):
         choice = self._choice(tensor, path, op, exact is not None)
         bits = choice.bits
         if choice.action == "keep" or (choice.action == "compress" and bits == LOSSLESS):
-            return _KEEP, choice, exact or "kept", None, 0, False
+            why = INPUT if boundary and choice == KEEP else "kept"
+            return _KEEP, choice, exact or why, None, 0, False
         least = self._least(part, op, boundary, bits or 0)
         adapts = self.saving.adapts and bits == self.saving.bits and least == 1
         by_sample = adapts and self.saving.adaptive is not None and self.saving.adaptive.by_sample
@@ -333,9 +333,7 @@ class Step(_native.Step):
         return max(bits, least, NORM_BITS if norm else 1, _floor(self.saving))
 
     def _least(self, part: Tensor, op: str, boundary: bool, bits: int) -> int:
-        if not boundary:
-            return least_bits(part, op_of(part), bits)
-        return NONLINEAR_BITS if self.saving.is_uniform else least_bits(part, op, bits)
+        return least_bits(part, op if boundary else op_of(part), bits)
 
     @uncompiled
     def _coder(
@@ -491,6 +489,12 @@ class Step(_native.Step):
         if isinstance(packed, (Compressed, View)):
             packed.compares(intervals)
             self._keep_divided(saved, COMPARED_WITH)
+
+    @uncompiled
+    def _may_share(self, record: int, tensor: Tensor, path: str) -> bool:
+        """Return whether what another tensor holds will do for an input of a checkpoint."""
+        held, choice = self.records[record].choice, self._choice(tensor, path, CHECKPOINT)
+        return (held.bits or LOSSLESS) >= max(CHOSEN_BITS, choice.bits or LOSSLESS)
 
     @uncompiled
     def _share(self, record: int, path: str) -> None:

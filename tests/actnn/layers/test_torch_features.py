@@ -72,16 +72,19 @@ class Checkpointed(nn.Module):
         return self.head(x)
 
 
+def inputs_of_checkpoints(saving):
+    return [record.choice for record in saving.records if record.op == "checkpoint"]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_inputs_of_checkpoints_are_compressed_and_nothing_inside(reentrant):
+def test_inputs_of_checkpoints_are_kept_and_nothing_inside(reentrant):
     model, x = Checkpointed(reentrant), torch.randn(2, 16, 32)
     ours, lossless = compressed_copy(model, bits=4), compressed_copy(model, bits=32)
     exact, same, rounded = (gradients(each, x) for each in (model, lossless, ours))
     assert all(torch.equal(a, b) for a, b in zip(exact, same, strict=True))
     assert all((a - b).norm() < 0.3 * a.norm() + 1e-3 for a, b in zip(exact, rounded, strict=True))
     _loss = ours(x)
-    boundary = [record for record in ours.actnn.records if record.op == "checkpoint"]
-    assert [record.choice.bits for record in boundary] == [8]
+    assert inputs_of_checkpoints(ours.actnn) == [actnn.Choice("keep")]
     assert not [r for r in ours.actnn.records if r.module.startswith("second.")]
 
 
@@ -92,7 +95,7 @@ def test_inputs_of_checkpoints_have_4_bits_if_a_choice_or_a_policy_says_so():
     def boundaries(ours):
         found = gradients(ours, x)
         assert all((a - b).norm() < a.norm() + 1e-3 for a, b in zip(exact, found, strict=True))
-        return [r.choice.bits for r in ours.actnn.records if r.op == "checkpoint"]
+        return [choice.bits for choice in inputs_of_checkpoints(ours.actnn)]
 
     ours = compressed_copy(model, bits=4, policy=lambda info: four)
     assert boundaries(ours) == [4]
@@ -102,27 +105,76 @@ def test_inputs_of_checkpoints_have_4_bits_if_a_choice_or_a_policy_says_so():
     ours.actnn.set_choices({"": four})
     assert boundaries(ours) == [4]
     ours.actnn.set_choices({"head": four})
-    assert boundaries(ours) == [8]
+    assert boundaries(ours) == [None]
 
 
-def test_inputs_of_checkpoints_do_not_share_codes_of_few_bits():
+def test_inputs_of_checkpoints_share_only_what_is_as_exact():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.norm, self.b = nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32)
+            self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
             self.inner = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32))
 
         def forward(self, x):
-            y = self.norm(self.a(x))
-            return self.b(y) + checkpoint(self.inner, y, use_reentrant=False) + self.b(y)
+            y = self.a(x).sin()
+            first = self.b(y) + checkpoint(self.inner, y, use_reentrant=False)
+            return first + checkpoint(self.inner, y, use_reentrant=False) + self.b(y)
 
-    for bits, own in ((2, True), (8, False)):
-        ours = compressed_copy(Model(), bits=bits)
-        ours(torch.randn(16, 32)).sum().backward()
-        boundary = [r for r in ours.actnn.records if r.op == "checkpoint"]
-        assert [record.choice.bits for record in boundary] == [8] * own
-        assert sum(r.nbytes for r in ours.actnn.records if r.shape == (16, 32)) == 2 * 16 * 32 * 4
-        assert [r.reason[:6] for r in ours.actnn.records if r.module == "b"][::2] == ["shared"] * 2
+    def policy(info):
+        return actnn.Choice("compress", 8 if info.op == "checkpoint" else few)
+
+    whole = 16 * 32 * 4
+    for few, own in ((2, True), (8, False)):
+        for each in (policy, None):
+            ours = compressed_copy(Model(), bits=few, policy=each)
+            ours(torch.randn(16, 32)).sum().backward()
+            of_y = [r for r in ours.actnn.records if tuple(r.shape) == (16, 32)][2:]
+            assert sum(r.nbytes for r in of_y) == whole
+            inputs = [r for r in of_y if r.op == "checkpoint"]
+            assert len(inputs) == (own or each is None)  # the other one shares it
+            assert all((r.held < whole) == (each is not None) for r in inputs)
+            assert [r.reason[:6] for r in of_y[-2:]] == ["shared"] * 2
+
+
+class Rectified(nn.Module):
+    """Blocks of convolutions that run again: signs of their results have to be the same."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+                nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+            )
+            for _ in range(4)
+        )  # fmt: skip
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x.mean((2, 3)).square().sum()
+
+
+@pytest.mark.parametrize("way", ["context", "model"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_blocks_that_run_again_have_the_same_signs(reentrant, way):
+    torch.manual_seed(0)
+    model, x = Rectified(reentrant), torch.randn(4, 3, 16, 16)
+    model(x).backward()
+    exact = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    if way == "model":
+        loss = actnn.compress(model, bits=8, min_bytes=0)(x)
+    else:
+        with actnn.compressed(bits=8, min_bytes=0):
+            loss = model(x)
+    loss.backward()  # a reentrant checkpoint refuses autograd.grad
+    pairs = list(zip(exact, (parameter.grad for parameter in model.parameters()), strict=True))
+    error = sum((a - b).square().sum() for a, b in pairs).sqrt()
+    assert error < 0.03 * sum(a.square().sum() for a in exact).sqrt()
 
 
 def test_dropout_inside_a_checkpoint_is_that_of_torch():

@@ -104,7 +104,7 @@ def test_other_ways_of_training_have_a_right_first_step(kind):
     with torch.autocast("cpu", dtype=dtype, enabled=kind == "autocast"):
         # bfloat16 itself is far less exact than codes of 8 bits
         found = errors(net, [torch.randn(8, 64, 32) for _ in range(3)], bits=8)
-    assert found[0] < 1.5 * max(found[1:])
+    assert found[0] <= 1.5 * max(found[1:])  # 0 where nothing but inputs of checkpoints is held
     assert max(found) < (0.2 if kind == "autocast" else 0.05)
 
 
@@ -120,7 +120,8 @@ def test_the_end_of_a_checkpointed_block_divides_by_nothing(last):
         return y.square().mean()
 
     x = torch.randn(64, 32)
-    exact, saving = gradient(loss(), parameters), Saving(bits=8, min_bytes=1024)
+    saving = Saving(min_bytes=1024, policy=lambda info: actnn.Choice("compress", 8))
+    exact = gradient(loss(), parameters)
     for _ in range(2):
         with saving:
             value = loss()

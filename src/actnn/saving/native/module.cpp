@@ -97,12 +97,11 @@ NB_MODULE(_native, m) {
     nb::class_<Step>(m, "Step")
         .def(
             "__init__",
-            [](Step *self, int64_t min_bytes, bool by_sample, bool decides_by_path,
-               int least_shared, bool caches, bool adaptive, std::shared_ptr<Counter> counter,
-               const ModulePaths &paths, const ModelTensors &model, Decisions &decisions,
-               Uses &uses, nb::object records) {
+            [](Step *self, int64_t min_bytes, bool by_sample, bool decides_by_path, bool caches,
+               bool adaptive, std::shared_ptr<Counter> counter, const ModulePaths &paths,
+               const ModelTensors &model, Decisions &decisions, Uses &uses, nb::object records) {
                 new (self)
-                    Step(min_bytes, by_sample, decides_by_path, least_shared, caches, adaptive,
+                    Step(min_bytes, by_sample, decides_by_path, caches, adaptive,
                          std::move(counter), paths, model, decisions, uses, std::move(records));
             },
             nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(),

@@ -209,12 +209,7 @@ nb::object Step::pack(const nb::handle &tensor) {
         const Where where = paths_.current();
         const size_t shared = seen->record;
         const nb::object scale = seen->scale;
-        bool usable = !where.boundary;
-        if (!usable) {
-            const nb::object bits = records_[shared].choice.attr("bits");
-            usable = bits.is_none() || nb::cast<int>(bits) >= least_shared_;
-        }
-        if (usable) {
+        if (!where.boundary || holds_true(self().attr("_may_share")(shared, tensor, where.path))) {
             seen->nbytes = 0;
             record(tensor, unrecorded, 0, nb::str("shared with ") + nb::str(nb::int_(shared)), {},
                    where.path);

@@ -82,16 +82,14 @@ class Uses {
 class Step {
  public:
     // by_sample: whether codes may have bits per sample. decides_by_path, caches: whether decisions
-    // depend on the path of the module; whether they stay valid. least_shared: the fewest bits of
-    // codes that inputs of a checkpoint share. adaptive: whether `_share` is to know of shared
-    // tensors.
-    Step(int64_t min_bytes, bool by_sample, bool decides_by_path, int least_shared, bool caches,
-         bool adaptive, std::shared_ptr<Counter> counter, const ModulePaths &paths,
-         const ModelTensors &model, Decisions &decisions, Uses &uses, nanobind::object records)
+    // depend on the path of the module; whether they stay valid. adaptive: whether `_share` is to
+    // know of shared tensors.
+    Step(int64_t min_bytes, bool by_sample, bool decides_by_path, bool caches, bool adaptive,
+         std::shared_ptr<Counter> counter, const ModulePaths &paths, const ModelTensors &model,
+         Decisions &decisions, Uses &uses, nanobind::object records)
         : min_bytes_(min_bytes),
           by_sample_(by_sample),
           decides_by_path_(decides_by_path),
-          least_shared_(least_shared),
           caches_(caches),
           adaptive_(adaptive),
           counter_(std::move(counter)),
@@ -196,7 +194,6 @@ class Step {
 
     int64_t min_bytes_;
     bool by_sample_, decides_by_path_;
-    int least_shared_;
     bool caches_, adaptive_;
     std::shared_ptr<Counter> counter_;
     const ModulePaths &paths_;

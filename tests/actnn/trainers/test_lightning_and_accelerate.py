@@ -123,19 +123,34 @@ def test_a_model_can_be_compressed_after_accelerate_has_prepared_it():
         accelerated(network(), "after", mixed_precision="bf16")
 
 
-@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224"])
-def test_gradients_of_published_image_models(name):
+IMAGE_MODELS = {
+    "convnext_atto": {},
+    "efficientnet_b0": {},
+    "mobilenetv3_small_100": {},
+    "mobilenetv4_conv_small": {},
+    "resnet10t": {},
+    "swin_tiny_patch4_window7_224": {"img_size": 64, "depths": (1, 1, 1, 1)},
+    "vit_tiny_patch16_224": {"img_size": 64},
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+def test_results_and_gradients_of_published_image_models(name):
+    """Results are exact at any width, gradients without rounding."""
     timm = package("timm")
-    settings = {"img_size": 32} if "vit" in name else {}
-    x, gradients = torch.randn(2, 3, 32, 32), []
-    for compressed in (False, True):
+    x, results, gradients = torch.randn(2, 3, 64, 64), {}, {}
+    for bits in (None, 32, 4):
         torch.manual_seed(0)
+        settings = {"drop_path_rate": 0.0, **IMAGE_MODELS[name]}
         model = timm.create_model(name, num_classes=4, **settings).train()
-        if compressed:
-            actnn.compress(model, bits=32, min_bytes=0)
-        model(x).square().mean().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for exact, ours in zip(*gradients, strict=True):
+        if bits:
+            actnn.compress(model, bits=bits, min_bytes=0)
+        results[bits] = model(x)
+        results[bits].square().mean().backward()
+        gradients[bits] = [parameter.grad for parameter in model.parameters()]
+    assert torch.equal(results[32], results[None])
+    assert torch.equal(results[4], results[None])
+    for exact, ours in zip(gradients[None], gradients[32], strict=True):
         assert (exact - ours).norm() <= 1e-5 * exact.norm() + 1e-7
 
 

@@ -18,8 +18,6 @@ MODELS = {
     "mobilenetv3_small_100": "timm",
     "mobilenetv4_conv_small": "timm",
     "convnext_atto": "timm",
-    "vit_tiny_patch16_224": "timm",
-    "resnet18": "timm",
 }
 
 

@@ -1,7 +1,7 @@
 """The C++ library on other processors, where their compilers and emulators are installed.
 
-On Debian: apt-get install g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user. The kernels for Arm
-are also compared with the reference: `tests/kernels/run_layers.cpp` is linked with the library.
+On Debian: apt-get install g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user. The kernels for
+Arm are also compared with the reference: `tests/kernels/run_layers.cpp` is linked with the library.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ LONGEST = (
     "kernels/test_cpu_rounding.py",
     "kernels/test_cpu_backward.py",
     "kernels/test_cpu_executor.py",
-    "kernels/test_arm.py",
     "gru/test_onnx_steps.py",
     "gru/test_onnx_whole_models.py",
 )

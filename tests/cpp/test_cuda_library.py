@@ -263,14 +263,15 @@ def test_codes_are_those_of_python(on_host: CudaLibrary, kind: str, seed: int, l
         assert not tensors.differences(), f"{case.name}\n{call}"
 
 
-# seeds whose range of the input excludes 0, where the range may; few do
+# Seeds whose range of the input excludes 0, where the range may; few do. Of each kind, one has
+# several layers or directions.
 FAR = {
-    "w8a8": (1, 5, 9, 11),
-    "w8a16": (11, 24, 26, 35),
-    "w16a16": (3, 5, 11, 17),
-    "mixed": (3, 7, 8, 15),
-    "wide": (7, 10, 29, 34),
-    "few": (3, 6, 11, 13),
+    "w8a8": (1, 5),
+    "w8a16": (11, 24),
+    "w16a16": (3, 17),
+    "mixed": (7, 8),
+    "wide": (7, 10),
+    "few": (3, 6),
 }
 
 

@@ -1,5 +1,6 @@
 """Every kernel compiles without a GPU, and compiled kernels are kept safely on disk."""
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -247,17 +248,30 @@ def backward_variants(arch):
 
 
 def jobs_of(arch):
-    """All variants for sm_90a. Those that sm_80 and sm_100 share are compiled for one of the two.
+    """The variants that are compiled for an architecture: each for one of those that have it.
 
-    The first of each kernel is compiled for both. Only ptx_*.cuh ask for the architecture.
+    The first of each kernel is compiled for all. Only ptx_*.cuh ask for the architecture.
     """
-    jobs, sm_100 = list(variants(arch)), list(variants("sm_100"))
-    if arch == "sm_90a":
-        return jobs
-    shared = [job for job in variants("sm_80") if job in sm_100]
-    kept = shared[arch == "sm_80" :: 2]
-    kept += {name: (name, macros) for name, macros in reversed(shared)}.values()
-    return [job for job in jobs if job not in shared or job in kept]
+    having = []
+    for each in ARCHITECTURES:
+        for job in variants(each):
+            for known, architectures in having:
+                if known == job:
+                    architectures.append(each)
+                    break
+            else:
+                having.append((job, [each]))
+    turns, seen, jobs = Counter(), set(), []
+    for job, architectures in having:
+        # of those that the same architectures have, each gets as many
+        turn = turns[tuple(architectures)]
+        turns[tuple(architectures)] += 1
+        chosen = architectures[turn % len(architectures)]
+        first = arch in architectures and (job[0], arch) not in seen
+        seen |= {(job[0], each) for each in architectures}
+        if chosen == arch or first:
+            jobs.append(job)
+    return jobs
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

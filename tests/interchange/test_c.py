@@ -66,7 +66,8 @@ def test_rules_of_rounding(rule, kind, tmp_path):
     for seed in range(PLANS):
         gru, _ = random_gru(seed, kind, far=True, rounding=rule)
         report = gru.export_c(tmp_path / str(seed), "net")
-        assert selftest(report.directory, "net", *SANITIZED).startswith("net: equal (")
+        options = ["-O1"] if seed else SANITIZED  # takes two thirds of the time of the compiler
+        assert selftest(report.directory, "net", *options).startswith("net: equal (")
 
 
 @kept

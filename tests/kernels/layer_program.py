@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +19,6 @@ from quant_gru.kernels.cpu import plan_packing
 
 HERE = Path(__file__).parent
 KERNELS = Path(quant_gru.__file__).parent / "kernels"
-SOURCES = [
-    HERE / "run_layers.cpp",
-    *(KERNELS / "cpu/core" / f"{name}.cpp" for name in ("cell_numbers", "layer", "pack_weights")),
-    *(KERNELS / "cpu/core" / f"{name}.cpp" for name in ("tables", "tasks", "variants", "wide")),
-    KERNELS / "cpu/isa/portable.cpp",
-]
-"""The program with the portable kernels."""
 CONTAINERS = ("int8", "uint8", "int16", "int32", "int64")  # as plan.hpp counts them
 SUMS = ("gate.z_pre", "gate.r_pre", "op.rRh", "gate.g_pre")
 SUMS += ("op.old_contrib", "op.new_contrib", "output.h", "zoneout")
@@ -34,14 +26,6 @@ TABLES = ("gate.z_out", "gate.r_out", "gate.g_out")
 TABLE = ("segments", "degree", "shift", "segment_shift", "last", "zero", "lo", "hi")
 TABLE += ("bounds", "coefficients")
 MATRIX = ("bits", "codes", "bias", "M", "k")
-
-
-def exact_flags() -> list[str]:
-    """Options of core.cmake that keep floats exact."""
-    lists = KERNELS / "cpu/core.cmake"
-    match = re.search(r"set\(QUANT_GRU_EXACT (.*)\)", lists.read_text(encoding="utf-8"))
-    assert match
-    return match[1].split()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -150,11 +151,22 @@ def build_table(
         return _make(function, out, codes, pre.hi, entries[:, None].tolist(), 0, 0, rounding)
     if activation == "exact":
         return _build_exact(function, pre, out, rounding)
-    qa, qb = _active_range(function, pre, out)
-    f = _in_code_units(function, pre, out)
     degree, default = (1, 16) if activation == "pwl" else (2, 8)
-    starts, real = fit_spline(f, qa, qb, segments or default, degree)
-    return _quantize(function, pre, out, starts, qb, real, None, rounding)
+    starts, last, real = _spline(function, pre, out, segments or default, degree)
+    return _quantize(function, pre, out, starts, last, real, None, rounding)
+
+
+@lru_cache(maxsize=256)
+def _spline(
+    function: str, pre: Quantizer, out: Quantizer, segments: int, degree: int
+) -> tuple[NDArray[np.int64], int, Array]:
+    """Return the first code of each segment, the last code and real coefficients.
+
+    A fit takes 0.1 s, and tables of other rules and of other trials of a search have the same one.
+    """
+    first, last = _active_range(function, pre, out)
+    starts, real = fit_spline(_in_code_units(function, pre, out), first, last, segments, degree)
+    return starts, last, real
 
 
 def float_table(

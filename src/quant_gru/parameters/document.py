@@ -382,6 +382,12 @@ def _quantizer(
     return quantizer
 
 
+def _fields_of(name: str) -> tuple[str, ...]:
+    """Return the settings that a cell has of an operator."""
+    fields = ("bitwidth", "is_symmetric", "is_unsigned")
+    return fields if name in ACTIVATIONS else (*fields, "granularity")
+
+
 def _qparams(cell: CellParams, config: QuantConfig, document: Document, where: str) -> QParams:
     shape = document.gru
     place = f"layer {cell.layer}{', reverse' if cell.reverse else ''}, {where}"
@@ -392,13 +398,9 @@ def _qparams(cell: CellParams, config: QuantConfig, document: Document, where: s
     name = ""
     try:
         for name, operator in cell.operators.items():
-            config = config.replace(
-                name,
-                bitwidth=operator.bitwidth,
-                is_symmetric=operator.is_symmetric,
-                is_unsigned=operator.is_unsigned,
-                **({} if name in ACTIVATIONS else {"granularity": operator.granularity}),
-            )
+            given = {key: getattr(operator, key) for key in _fields_of(name)}
+            if any(getattr(config[name], key) != value for key, value in given.items()):
+                config = config.replace(name, **given)
             check_fields(operator, name)
             if name not in ACTIVATIONS:
                 if operator.scale is not None:

@@ -104,8 +104,8 @@ NB_MODULE(_native, m) {
                     Step(min_bytes, by_sample, decides_by_path, caches, adaptive,
                          std::move(counter), paths, model, decisions, uses, std::move(records));
             },
-            nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(),
-            nb::keep_alive<1, 12>())
+            nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(),
+            nb::keep_alive<1, 11>())
         .def("pack", &Step::pack)
         .def("add_known", &Step::add_known)
         .def("keep_exact", &Step::keep_exact)

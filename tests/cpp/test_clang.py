@@ -72,16 +72,17 @@ def test_sources_compile(compiler: str, tmp_path: Path) -> None:
     if compiler == CLANG[-1]:
         sources = [each for each in SOURCES if SYSTEM.search(each.read_text(encoding="utf-8"))]
     assert len(sources) > (5 if compiler == CLANG[-1] else 70)
-    run(*front_end([*command, "-include-pch", read, *INCLUDES], sources[0]), *sources)
+    front = front_end([*command, "-include-pch", read, *INCLUDES], sources[0], tmp_path / "unused")
+    run(*front, *sources)
 
 
-def front_end(command: list[str | Path], source: Path) -> list[str]:
+def front_end(command: list[str | Path], source: Path, unused: Path) -> list[str]:
     """The command without its source that instantiates templates and generates no code.
 
-    It takes many sources at once, and Zig has no option for it.
+    It takes many sources at once, and Zig has no option for it. Zig makes the unused object, too.
     """
     shown = subprocess.run(
-        [*command, "-###", "-c", source, "-o", "unused"], check=True, capture_output=True, text=True
+        [*command, "-###", "-c", source, "-o", unused], check=True, capture_output=True, text=True
     )
     *options, _ = shlex.split(shown.stderr.splitlines()[-1])
     place = options.index("-o")

@@ -24,6 +24,11 @@ def dense(x: Tensor) -> Tensor:
     return x
 
 
+def order_of(x: Tensor) -> list[int]:
+    """Return the dimensions of x in the order of its memory, by strides alone."""
+    return sorted(range(x.dim()), key=lambda dim: x.stride(dim), reverse=True)
+
+
 def in_rows(x: Tensor) -> Tensor:
     """Return x if it is dense and every sample is a block of memory, else a contiguous copy."""
     x = dense(x)

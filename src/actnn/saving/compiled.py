@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.parametrize import ParametrizationList
 
 from actnn.codec import UNBOUNDED, Bounds, executors, ops
+from actnn.codec.memory_order import order_of
 from actnn.saving import _native
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
@@ -100,7 +101,7 @@ class GraphHooks:
         if size < saving.min_bytes or _is_expanded(x):
             return x
         # The order of memory, so that the result has strides in the same order.
-        order = sorted(range(x.dim()), key=lambda dim: x.stride(dim), reverse=True)
+        order = order_of(x)
         ordered = x.permute(order)
         layout = (*_distinct(ordered.shape), [order.index(dim) for dim in range(x.dim())])
         flat = ordered.reshape(-1)

@@ -16,6 +16,7 @@ from torch import SymInt, Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from actnn.codec.memory_order import order_of
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.graph_views import ALIASES, inputs_of, made_by, source_of
 
@@ -184,16 +185,10 @@ def _sign_of(x: Tensor) -> Tensor:
 
 
 def _bits_of(outcome: Tensor) -> Tensor:
-    return fusible_mask(outcome.permute(_order_of(outcome)).reshape(-1))
+    return fusible_mask(outcome.permute(order_of(outcome)).reshape(-1))
 
 
 def _outcome_of(bits: Tensor, like: Tensor) -> Tensor:
-    order = _order_of(like)
-    flat = unpack_flat(bits)[: like.numel()]
-    places = [order.index(dim) for dim in range(like.dim())]
-    return flat.view([like.shape[dim] for dim in order]).permute(places)
-
-
-def _order_of(x: Tensor) -> list[int]:
-    """Return the dimensions in the order of memory."""
-    return sorted(range(x.dim()), key=lambda dim: x.stride(dim), reverse=True)
+    order = order_of(like)
+    ordered = unpack_flat(bits)[: like.numel()].view([like.shape[dim] for dim in order])
+    return ordered.permute([order.index(dim) for dim in range(like.dim())])

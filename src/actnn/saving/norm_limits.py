@@ -195,8 +195,7 @@ def _look_at(node: Any, device: torch.device) -> _Look:
     if device.type in AT_ONCE:
         return _Look()
     running = getattr(node, "_saved_running_mean", None)
-    captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if running is None or captured:
+    if running is None or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return _Look(left=1)
     looks = _LOOKS.setdefault(running.untyped_storage(), {})
     return looks.setdefault(running.storage_offset(), _Look())

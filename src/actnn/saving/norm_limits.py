@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+
+from actnn.saving.cuda import executor as cuda
 
 LEAST = 1e-6
 """The least mean square of an exact row after a norm: it is known to the precision of float32."""
@@ -25,27 +25,6 @@ STATISTIC = "statistic of a norm"  # the reason in records
 STATISTICS = frozenset({"NativeGroupNormBackward0"})
 """Nodes of which all results but the first are statistics that have a gradient."""
 _RUN = 32  # groups of codes are a multiple of it
-AT_ONCE = frozenset({"cpu"})
-"""Devices where looking at statistics takes no time."""
-EVERY = 64
-"""Backward passes of a batch norm elsewhere after which its statistics are looked at again."""
-
-
-@dataclass
-class _Look:
-    """What is known of the statistics of a norm.
-
-    Attributes:
-        calm: Whether no row needed the limit.
-        left: Backward passes for which this holds; with 0, it is found out.
-    """
-
-    calm: bool = False
-    left: int = 0
-
-
-# By the storage of the running mean, and where it begins there.
-_LOOKS: WeakKeyDictionary[torch.UntypedStorage, dict[int, _Look]] = WeakKeyDictionary()
 
 
 class _Rows(NamedTuple):
@@ -129,6 +108,8 @@ ROWS_OF: dict[str, Callable[[Any, Tensor], _Rows | None]] = {
 def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> Tensor:
     """Return a decoded tensor that the node that runs has saved, as it needs it.
 
+    It may be changed: noise of a row without variance is of no use to others, either.
+
     A row of almost equal numbers has a tiny deviation, by which the backward of a norm divides the
     noise of codes. So the mean square of rows has a limit, in terms of that of exact rows after the
     norm, variance / (variance + eps) = 1 - eps scale^2.
@@ -143,10 +124,6 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> T
     rows_of = None if node is None else ROWS_OF.get(node.name())
     if rows_of is None or not x.numel():
         return x
-    look = _look_at(node, x.device)
-    if look.calm and look.left:
-        look.left -= 1
-        return x
     rows = rows_of(node, x)
     if rows is None or _have_own_groups(rows, groups, shape.numel()):
         return x
@@ -155,12 +132,13 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> T
     if scale.dim() != given.dim():
         return x
     scale = scale.float()
-    if not look.left:
-        look.calm = rows.eps > 0 and _are_above_noise(rows, scale, codes, groups)
-        look.left = EVERY
-    look.left -= 1
-    if look.calm:
+    sizes = _sizes_of(rows) if cuda.available(x) else None
+    if sizes is not None:
+        mean = None if mean is None else mean.float().contiguous()
+        cuda.limit_rows(x, mean, scale.contiguous(), sizes, rows.eps, rows.most, LEAST)
         return x
+    if x.device.type == "cpu" and rows.eps and _are_above_noise(rows, scale, codes, groups):
+        return x  # other devices would have to wait for the answer
     square, center = _moments(rows)
     mean = torch.zeros_like(center) if mean is None else mean.to(center.dtype)
     square = torch.addcmul(square, center - mean, center - mean).mul_(scale.square())
@@ -185,22 +163,6 @@ def _have_own_groups(rows: _Rows, groups: int, elements: int) -> bool:
     return known and x.is_contiguous() and x.numel() == elements and run % size == 0
 
 
-def _look_at(node: Any, device: torch.device) -> _Look:
-    """Return the last look at the statistics of a norm; one that is due if there was none.
-
-    A GPU would have to wait for the answer. So it is asked for rarely there, and for batch norms
-    alone, whose channels stay the same and lose their variance over many steps. Others count as
-    not calm there.
-    """
-    if device.type in AT_ONCE:
-        return _Look()
-    running = getattr(node, "_saved_running_mean", None)
-    if running is None or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return _Look(left=1)
-    looks = _LOOKS.setdefault(running.untyped_storage(), {})
-    return looks.setdefault(running.storage_offset(), _Look())
-
-
 def _are_above_noise(rows: _Rows, scale: Tensor, codes: Any, groups: int) -> bool:
     """Whether the variance of all rows is such that noise leaves them below `most`.
 
@@ -214,18 +176,27 @@ def _are_above_noise(rows: _Rows, scale: Tensor, codes: Any, groups: int) -> boo
     return bool(4 * (rows.most - 1) * least >= step * step)
 
 
+def _sizes_of(rows: _Rows) -> tuple[int, int, int] | None:
+    """Return the sizes of a tensor that is (outer, rows, inner) in memory, for the kernels.
+
+    The elements of a row are (outer, inner). None if it is another one.
+    """
+    x, dims = rows.x, rows.dims
+    if dims[0] == 0 and x.movedim(1, -1).is_contiguous():
+        return x.numel() // x.shape[1], x.shape[1], 1
+    if not x.is_contiguous():
+        return None
+    inner = math.prod(x.shape[dim] for dim in dims if dim)
+    outer = x.shape[0] if dims[0] == 0 else 1
+    return outer, x.numel() // (outer * inner), inner
+
+
 def _moments(rows: _Rows) -> tuple[Tensor, Tensor]:
     """Return variance and mean of each row."""
-    x = rows.x
-    by_channel = rows.dims == [0, *range(2, x.dim())]
-    if by_channel and x.is_cuda:  # without a copy in float32
-        mean, inverse = torch.batch_norm_stats(x, 0.0)
-        variance = inverse.pow_(-2)
-    else:
-        x = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        if not by_channel:
-            return torch.var_mean(x, rows.dims, correction=0, keepdim=True)
-        # Faster than var_mean.
-        mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
+    x = rows.x if rows.x.dtype in (torch.float32, torch.float64) else rows.x.float()
+    if rows.dims[0] != 0 or x.device.type != "cpu":
+        return torch.var_mean(x, rows.dims, correction=0, keepdim=True)
+    # Faster than var_mean.
+    mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
     shape = [1, -1, *(1 for _ in x.shape[2:])]
     return variance.view(shape), mean.view(shape)

@@ -1,4 +1,4 @@
-"""The CUDA kernels of masks and dropout, on an emulated GPU and compiled for real ones."""
+"""The CUDA kernels of masks, dropout and norms, on an emulated GPU and compiled for real ones."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from host_machine import COMPILER, Host, folder_of
 from actnn.layers.derivatives import RULES, kind_of
 from actnn.layers.pooling import Window
 from actnn.saving.bit_masks import pack_mask
-from actnn.saving.cuda.executor import REAL, SOURCES, kernel_of, run, run_windows
+from actnn.saving.cuda.executor import REAL, SOURCES, kernel_of, limit_rows, run, run_windows
 from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernel_runtime.cuda.launch import Kernel
 
@@ -199,12 +199,66 @@ def test_window_positions(host, last):
     assert torch.equal(again, indices)
 
 
+@emulated
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [(301, 40, 1), (4, 3, 49), (1, 5, 96), (1, 5, 400), (6000, 33, 1), (7, 3, 20000), (1, 1, 1)],
+    ids=str,
+)
+def test_rows_of_norms(host, sizes, dtype):
+    """Rows above the limit have it after the kernel; others keep their bits."""
+    torch.manual_seed(0)
+    rows = sizes[1]
+    x = torch.randn(sizes) * torch.logspace(-2, 2, rows)[:, None] + torch.arange(rows)[:, None]
+    x = x.to(dtype)
+    mean = torch.arange(rows).float() + 0.25
+    for center in (mean, None):
+        off = x.float() - (0 if center is None else center[:, None])
+        scale = torch.full((rows,), 2.0)
+        scale[::2] = 0.001  # below the limit
+        eps, most = 0.2, 4.0
+        limit = (1 - eps * scale.square()) * most
+        square = off.square().mean((0, 2)) * scale.square()
+        factor = (square / limit).clamp(min=1).rsqrt()
+        expected = (x.float() + off * (factor - 1)[:, None]).to(dtype)
+        memory = torch.full((x.numel() + 128,), 7.0, dtype=dtype)
+        found = memory[64:-64].view(sizes)
+        found.copy_(x)
+        limit_rows(found, center, scale, sizes, eps, most, 1e-6, machine=host)
+        assert (memory[:64] == 7).all()
+        assert (memory[-64:] == 7).all()
+        calm = square < limit * 0.999
+        assert calm.any() or rows == 1
+        assert torch.equal(found[:, calm], x[:, calm])
+        tolerance = 1e-5 if dtype == torch.float32 else 0.01
+        largest = off.abs().amax((0, 2))[:, None] + rows
+        assert ((found.float() - expected.float()).abs() <= tolerance * largest).all()
+        again = found.clone()
+        limit_rows(again, center, scale, sizes, eps, most * 1.01, 1e-6, machine=host)
+        assert torch.equal(again, found)  # what has the limit keeps it
+
+
+@emulated
+def test_rows_that_are_not_finite(host):
+    """An infinity or a NaN does not reach other rows."""
+    x = torch.randn(8, 4, 9)
+    x[2, 1, 3], x[3, 2, 4] = float("inf"), float("nan")
+    found, scale = x.clone(), torch.full((4,), 0.1)
+    limit_rows(found, torch.zeros(4), scale, (8, 4, 9), 1e-5, 2.0, 1e-6, machine=host)
+    assert torch.equal(found[:, [0, 3]], x[:, [0, 3]])
+    assert not found[2, 1, 3].isfinite()
+    assert not found[3, 2, 4].isfinite()
+
+
 @pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 def test_kernels_compile(arch, tmp_path, monkeypatch):
     monkeypatch.setenv(SOURCES.cache.variable, str(tmp_path))
     dtype = dict(zip(("sm_80", "sm_90a", "sm_100"), REAL, strict=True))[arch]
     kernels = [kernel_of(name, dtype, True, 1, 3) for name in ("rectify", "dropout", "slopes")]
-    for kernel in (*kernels, Kernel.of("windows", "window_offsets", {})):
+    kernels.append(Kernel.of("windows", "window_offsets", {}))
+    kernels.append(Kernel.of("rows", "limit_rows", {"REAL": REAL[dtype], "ROWS": 32}))
+    for kernel in kernels:
         code = compiler.machine_code(SOURCES, kernel.source, dict(kernel.macros), arch)
         assert code.startswith(b"\x7fELF")

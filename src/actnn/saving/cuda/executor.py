@@ -1,4 +1,4 @@
-"""Launches of the pointwise kernels."""
+"""Launches of the kernels for masks, activations, dropout, windows and rows of norms."""
 
 from __future__ import annotations
 
@@ -41,8 +41,15 @@ WindowsC: Any = structure(
     **dict.fromkeys("n inner".split(), ctypes.c_int64),
     **dict.fromkeys("inside outside kernel stride padding dilation".split(), ctypes.c_int32 * 3),
 )
+RowsC: Any = structure(
+    "RowsC",
+    **dict.fromkeys("x mean scale partial".split(), ctypes.c_void_p),
+    **dict.fromkeys("outer rows inner parts".split(), ctypes.c_int64),
+    **dict.fromkeys("eps most least".split(), ctypes.c_float),
+)
 REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _EACH, _THREADS = 8, 256
+_PART, _BLOCKS, _MOST_PARTS = 1 << 16, 1024, 256  # elements of a block, blocks, parts of a row
 _SOURCE = {"rectify": "masks", "pass": "masks", "restore": "masks", "dropout": "dropout"}
 _SOURCE |= {"slopes": "slopes", "times": "slopes"}
 
@@ -75,7 +82,7 @@ def _runs_on(device: torch.device) -> bool:
 
 
 def available(x: Tensor) -> bool:
-    """Whether the pointwise kernels can run on a tensor."""
+    """Whether the kernels can run on a tensor."""
     return x.is_cuda and x.dtype in REAL and _runs_on(x.device)
 
 
@@ -171,3 +178,81 @@ def run_windows(
     arguments = WindowsC(indices.data_ptr(), offsets.data_ptr(), n, inner, *triples)
     kernel = Kernel.of("windows", function, {})
     machine.launch(kernel, Grid((-(-n // _THREADS), 1), _THREADS), arguments)
+
+
+def limit_rows(
+    x: Tensor,
+    mean: Tensor | None,
+    scale: Tensor,
+    sizes: tuple[int, int, int],
+    eps: float,
+    most: float,
+    least: float,
+    machine: Machine | None = None,
+) -> None:
+    """Limit the mean square of normalized rows, in place, on the current stream.
+
+    Rows whose mean square (x - mean)^2 scale^2 is more than `most` times that of an exact row,
+    1 - eps scale^2, are scaled to it, as differences from their mean. Others keep their bits.
+
+    Args:
+        x: (outer, rows, inner) in memory; elements of a row are (outer, inner).
+        mean: float32, of each row; None for 0.
+        scale: float32, 1 / sqrt(variance + eps) of each row.
+        sizes: outer, rows and inner.
+        eps: What is added to the variance.
+        most: See above.
+        least: The least mean square of an exact row.
+        machine: The machine that runs the kernels; None for the GPU of x.
+    """
+    if not x.numel():
+        return
+    launches = _rows_launches_of(x.dtype, sizes, (eps, most, least), x.device, machine)
+    parts = len(launches) > 1
+    partial = x.new_empty(_parts_of(sizes) * sizes[1], dtype=torch.float32) if parts else None
+    for launch in launches:
+        launch(x, mean, scale, partial)
+
+
+def _rows_of_block(sizes: tuple[int, int, int]) -> int:
+    return 32 if sizes[2] == 1 and sizes[0] > 1 else 1
+
+
+def _parts_of(sizes: tuple[int, int, int]) -> int:
+    """Return into how many parts the elements of rows (outer, inner) go."""
+    rows = _rows_of_block(sizes)
+    blocks = -(-sizes[1] // rows)
+    return min(-(-sizes[0] * sizes[2] * rows // _PART), -(-_BLOCKS // blocks), _MOST_PARTS)
+
+
+def _rows_launches(
+    dtype: torch.dtype,
+    sizes: tuple[int, int, int],
+    limits: tuple[float, float, float],
+    device: torch.device,
+    machine: Machine | None,
+) -> list[TensorLaunch]:
+    """Return launches: functions of x, mean, scale and partial sums."""
+    if machine is None:
+        machine = driver.machine_of(device, SOURCES)
+    rows, parts = _rows_of_block(sizes), _parts_of(sizes)
+    grid = Grid((-(-sizes[1] // rows), parts), _THREADS, shared_bytes=4 * _THREADS)
+    functions = ("row_squares", "limit_rows") if parts > 1 else ("limit_rows",)
+    macros = {"REAL": REAL[dtype], "ROWS": rows}
+    outer, number, inner = sizes
+    eps, most, least = limits
+    return [
+        tensor_launch(
+            machine,
+            device,
+            Kernel.of("rows", function, macros),
+            grid,
+            RowsC(outer=outer, rows=number, inner=inner, parts=parts,
+                  eps=eps, most=most, least=least),
+            ("x", "mean", "scale", "partial"),
+        )
+        for function in functions
+    ]  # fmt: skip
+
+
+_rows_launches_of: Callable[..., list[TensorLaunch]] = lru_cache(maxsize=4096)(_rows_launches)

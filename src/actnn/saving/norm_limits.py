@@ -132,12 +132,14 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> T
     if scale.dim() != given.dim():
         return x
     scale = scale.float()
+    parameters = codes[-4 * groups :] if isinstance(codes, Tensor) else codes[1]
     sizes = _sizes_of(rows) if cuda.available(x) else None
     if sizes is not None:
         mean = None if mean is None else mean.float().contiguous()
-        cuda.limit_rows(x, mean, scale.contiguous(), sizes, rows.eps, rows.most, LEAST)
+        limits = cuda.Limits(rows.eps, rows.most, LEAST)
+        cuda.limit_rows(x, mean, scale.contiguous(), parameters, groups, sizes, limits)
         return x
-    if x.device.type == "cpu" and rows.eps and _are_above_noise(rows, scale, codes, groups):
+    if x.device.type == "cpu" and rows.eps and _are_above_noise(rows, scale, parameters):
         return x  # other devices would have to wait for the answer
     square, center = _moments(rows)
     mean = torch.zeros_like(center) if mean is None else mean.to(center.dtype)
@@ -163,15 +165,12 @@ def _have_own_groups(rows: _Rows, groups: int, elements: int) -> bool:
     return known and x.is_contiguous() and x.numel() == elements and run % size == 0
 
 
-def _are_above_noise(rows: _Rows, scale: Tensor, codes: Any, groups: int) -> bool:
+def _are_above_noise(rows: _Rows, scale: Tensor, parameters: Tensor) -> bool:
     """Whether the variance of all rows is such that noise leaves them below `most`.
 
     The variance of stochastic rounding is a quarter of the squared step of codes at most.
     """
-    params = codes[1]
-    if isinstance(codes, Tensor):
-        params = codes[-4 * groups :].view(torch.bfloat16).view(-1, 2)
-    step = params[:, 1].amax().float()
+    step = parameters.view(torch.bfloat16).view(-1, 2)[:, 1].abs().amax().float()  # the sign marks
     least = (scale.pow(-2) - rows.eps).amin()
     return bool(4 * (rows.most - 1) * least >= step * step)
 

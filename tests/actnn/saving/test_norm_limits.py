@@ -122,7 +122,9 @@ def test_kernels_for_rows_without_variance(name, layout, host, monkeypatch):
         executor.limit_rows(x, *arguments, machine=host)
         calls[-1] = calls[-1] - x
 
-    kernels = SimpleNamespace(available=lambda x: True, limit_rows=limit_rows)
+    kernels = SimpleNamespace(
+        available=lambda x: True, limit_rows=limit_rows, Limits=executor.Limits
+    )
     monkeypatch.setattr("actnn.saving.norm_limits.cuda", kernels)
     test_rows_without_variance(name, "context", layout)
     assert len(calls) == 1

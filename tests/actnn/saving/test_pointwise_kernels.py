@@ -13,7 +13,15 @@ from host_machine import COMPILER, Host, folder_of
 from actnn.layers.derivatives import RULES, kind_of
 from actnn.layers.pooling import Window
 from actnn.saving.bit_masks import pack_mask
-from actnn.saving.cuda.executor import REAL, SOURCES, kernel_of, limit_rows, run, run_windows
+from actnn.saving.cuda.executor import (
+    REAL,
+    SOURCES,
+    Limits,
+    kernel_of,
+    limit_rows,
+    run,
+    run_windows,
+)
 from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernel_runtime.cuda.launch import Kernel
 
@@ -213,6 +221,7 @@ def test_rows_of_norms(host, sizes, dtype):
     x = torch.randn(sizes) * torch.logspace(-2, 2, rows)[:, None] + torch.arange(rows)[:, None]
     x = x.to(dtype)
     mean = torch.arange(rows).float() + 0.25
+    codes = torch.tensor([[0.0, 1e6]] * 700).bfloat16(), 700
     for center in (mean, None):
         off = x.float() - (0 if center is None else center[:, None])
         scale = torch.full((rows,), 2.0)
@@ -225,7 +234,8 @@ def test_rows_of_norms(host, sizes, dtype):
         memory = torch.full((x.numel() + 128,), 7.0, dtype=dtype)
         found = memory[64:-64].view(sizes)
         found.copy_(x)
-        limit_rows(found, center, scale, sizes, eps, most, 1e-6, machine=host)
+        limits = Limits(eps, most, 1e-6)
+        limit_rows(found, center, scale, *codes, sizes, limits, machine=host)
         assert (memory[:64] == 7).all()
         assert (memory[-64:] == 7).all()
         calm = square < limit * 0.999
@@ -235,8 +245,26 @@ def test_rows_of_norms(host, sizes, dtype):
         largest = off.abs().amax((0, 2))[:, None] + rows
         assert ((found.float() - expected.float()).abs() <= tolerance * largest).all()
         again = found.clone()
-        limit_rows(again, center, scale, sizes, eps, most * 1.01, 1e-6, machine=host)
+        limits = Limits(eps, most * 1.01, 1e-6)
+        limit_rows(again, center, scale, *codes, sizes, limits, machine=host)
         assert torch.equal(again, found)  # what has the limit keeps it
+
+
+@emulated
+@pytest.mark.parametrize("groups", [1, 63, 64, 20000])
+def test_rows_above_noise_are_not_read(host, groups):
+    """By the largest step, of which the sign is a mark; others are limited."""
+    x = torch.randn(4000, 2, 5) * 10
+    mean, scale = torch.zeros(2), torch.tensor([1.0, 0.5])
+    limits = Limits(0.1, 5.0, 1e-6)  # variances: 0.9 and 3.9
+    for place in {0, groups // 2, groups - 1}:
+        steps = torch.zeros(groups, 2).bfloat16()
+        steps[place, 1] = -5.5  # between 4 sqrt(0.9) and 4 sqrt(3.9)
+        found = x.clone()
+        limit_rows(found, mean, scale, steps, groups, (4000, 2, 5), limits, machine=host)
+        assert torch.equal(found[:, 1], x[:, 1])
+        square = found[:, 0].square().mean()
+        assert abs(float(square) - 0.9 * 5) < 1e-3
 
 
 @emulated
@@ -245,7 +273,9 @@ def test_rows_that_are_not_finite(host):
     x = torch.randn(8, 4, 9)
     x[2, 1, 3], x[3, 2, 4] = float("inf"), float("nan")
     found, scale = x.clone(), torch.full((4,), 0.1)
-    limit_rows(found, torch.zeros(4), scale, (8, 4, 9), 1e-5, 2.0, 1e-6, machine=host)
+    codes = torch.ones(1, 2).bfloat16(), 1
+    limits = Limits(1e-5, 2.0, 1e-6)
+    limit_rows(found, torch.zeros(4), scale, *codes, (8, 4, 9), limits, machine=host)
     assert torch.equal(found[:, [0, 3]], x[:, [0, 3]])
     assert not found[2, 1, 3].isfinite()
     assert not found[3, 2, 4].isfinite()

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,13 +43,30 @@ WindowsC: Any = structure(
 )
 RowsC: Any = structure(
     "RowsC",
-    **dict.fromkeys("x mean scale partial".split(), ctypes.c_void_p),
-    **dict.fromkeys("outer rows inner parts".split(), ctypes.c_int64),
+    **dict.fromkeys("x mean scale parameters scratch".split(), ctypes.c_void_p),
+    **dict.fromkeys("groups outer rows inner parts".split(), ctypes.c_int64),
     **dict.fromkeys("eps most least".split(), ctypes.c_float),
 )
+
+
+class Limits(NamedTuple):
+    """The limit of the mean square (x - mean)^2 scale^2 of a row.
+
+    Attributes:
+        eps: What is added to the variance in the scale; 0 if it is not known.
+        most: Its multiple of the mean square of an exact row, 1 - eps scale^2.
+        least: The least mean square of an exact row.
+    """
+
+    eps: float
+    most: float
+    least: float
+
+
 REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _EACH, _THREADS = 8, 256
-_PART, _BLOCKS, _MOST_PARTS = 1 << 16, 1024, 256  # elements of a block, blocks, parts of a row
+_PART, _BLOCKS, _MOST_PARTS = 1 << 13, 1024, 256  # elements of a block, blocks, parts of a row
+_STEPS = 64  # blocks of 'largest_steps'
 _SOURCE = {"rectify": "masks", "pass": "masks", "restore": "masks", "dropout": "dropout"}
 _SOURCE |= {"slopes": "slopes", "times": "slopes"}
 
@@ -184,34 +201,31 @@ def limit_rows(
     x: Tensor,
     mean: Tensor | None,
     scale: Tensor,
+    parameters: Tensor,
+    groups: int,
     sizes: tuple[int, int, int],
-    eps: float,
-    most: float,
-    least: float,
+    limits: Limits,
     machine: Machine | None = None,
 ) -> None:
     """Limit the mean square of normalized rows, in place, on the current stream.
 
-    Rows whose mean square (x - mean)^2 scale^2 is more than `most` times that of an exact row,
-    1 - eps scale^2, are scaled to it, as differences from their mean. Others keep their bits.
+    Rows above the limit are scaled to it, as differences from their mean. Others keep their bits.
 
     Args:
         x: (outer, rows, inner) in memory; elements of a row are (outer, inner).
         mean: float32, of each row; None for 0.
         scale: float32, 1 / sqrt(variance + eps) of each row.
+        parameters: Base and step of each group of codes of x, bfloat16.
+        groups: The number of these groups.
         sizes: outer, rows and inner.
-        eps: What is added to the variance.
-        most: See above.
-        least: The least mean square of an exact row.
+        limits: The limit.
         machine: The machine that runs the kernels; None for the GPU of x.
     """
     if not x.numel():
         return
-    launches = _rows_launches_of(x.dtype, sizes, (eps, most, least), x.device, machine)
-    parts = len(launches) > 1
-    partial = x.new_empty(_parts_of(sizes) * sizes[1], dtype=torch.float32) if parts else None
-    for launch in launches:
-        launch(x, mean, scale, partial)
+    scratch = x.new_empty(_STEPS + _parts_of(sizes) * sizes[1], dtype=torch.float32)
+    for launch in _rows_launches_of(x.dtype, sizes, limits, x.device, machine):
+        launch(x, mean, scale, parameters, scratch, groups)
 
 
 def _rows_of_block(sizes: tuple[int, int, int]) -> int:
@@ -228,31 +242,32 @@ def _parts_of(sizes: tuple[int, int, int]) -> int:
 def _rows_launches(
     dtype: torch.dtype,
     sizes: tuple[int, int, int],
-    limits: tuple[float, float, float],
+    limits: Limits,
     device: torch.device,
     machine: Machine | None,
 ) -> list[TensorLaunch]:
-    """Return launches: functions of x, mean, scale and partial sums."""
+    """Return launches: functions of x, mean, scale, parameters, scratch and groups."""
     if machine is None:
         machine = driver.machine_of(device, SOURCES)
     rows, parts = _rows_of_block(sizes), _parts_of(sizes)
-    grid = Grid((-(-sizes[1] // rows), parts), _THREADS, shared_bytes=4 * _THREADS)
-    functions = ("row_squares", "limit_rows") if parts > 1 else ("limit_rows",)
-    macros = {"REAL": REAL[dtype], "ROWS": rows}
-    outer, number, inner = sizes
-    eps, most, least = limits
+    blocks = -(-sizes[1] // rows), parts
+    functions = {"limit_rows": blocks}
+    if parts > 1:
+        functions = {"row_squares": blocks} | functions
+        if limits.eps:
+            functions = {"largest_steps": (_STEPS, 1)} | functions
+    sized = dict(zip(("outer", "rows", "inner"), sizes, strict=True))
     return [
         tensor_launch(
             machine,
             device,
-            Kernel.of("rows", function, macros),
-            grid,
-            RowsC(outer=outer, rows=number, inner=inner, parts=parts,
-                  eps=eps, most=most, least=least),
-            ("x", "mean", "scale", "partial"),
+            Kernel.of("rows", function, {"REAL": REAL[dtype], "ROWS": rows}),
+            Grid(blocks, _THREADS, shared_bytes=4 * _THREADS),
+            RowsC(parts=parts, **sized, **limits._asdict()),
+            ("x", "mean", "scale", "parameters", "scratch", "groups"),
         )
-        for function in functions
-    ]  # fmt: skip
+        for function, blocks in functions.items()
+    ]
 
 
 _rows_launches_of: Callable[..., list[TensorLaunch]] = lru_cache(maxsize=4096)(_rows_launches)

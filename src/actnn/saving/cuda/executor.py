@@ -63,6 +63,17 @@ class Limits(NamedTuple):
     least: float
 
 
+class RowSizes(NamedTuple):
+    """The sizes of a tensor that is (outer, rows, inner) in memory.
+
+    Elements of a row are (outer, inner).
+    """
+
+    outer: int
+    rows: int
+    inner: int
+
+
 REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _EACH, _THREADS = 8, 256
 _PART, _BLOCKS, _MOST_PARTS = 1 << 13, 1024, 256  # elements of a block, blocks, parts of a row
@@ -203,7 +214,7 @@ def limit_rows(
     scale: Tensor,
     parameters: Tensor,
     groups: int,
-    sizes: tuple[int, int, int],
+    sizes: RowSizes,
     limits: Limits,
     machine: Machine | None = None,
 ) -> None:
@@ -212,62 +223,60 @@ def limit_rows(
     Rows above the limit are scaled to it, as differences from their mean. Others keep their bits.
 
     Args:
-        x: (outer, rows, inner) in memory; elements of a row are (outer, inner).
+        x: The tensor.
         mean: float32, of each row; None for 0.
         scale: float32, 1 / sqrt(variance + eps) of each row.
         parameters: Base and step of each group of codes of x, bfloat16.
         groups: The number of these groups.
-        sizes: outer, rows and inner.
+        sizes: Those of x.
         limits: The limit.
         machine: The machine that runs the kernels; None for the GPU of x.
     """
     if not x.numel():
         return
-    scratch = x.new_empty(_STEPS + _parts_of(sizes) * sizes[1], dtype=torch.float32)
-    for launch in _rows_launches_of(x.dtype, sizes, limits, x.device, machine):
+    launches, size = _rows_launches_of(x.dtype, sizes, limits, x.device, machine)
+    scratch = x.new_empty(size, dtype=torch.float32)
+    for launch in launches:
         launch(x, mean, scale, parameters, scratch, groups)
-
-
-def _rows_of_block(sizes: tuple[int, int, int]) -> int:
-    return 32 if sizes[2] == 1 and sizes[0] > 1 else 1
-
-
-def _parts_of(sizes: tuple[int, int, int]) -> int:
-    """Return into how many parts the elements of rows (outer, inner) go."""
-    rows = _rows_of_block(sizes)
-    blocks = -(-sizes[1] // rows)
-    return min(-(-sizes[0] * sizes[2] * rows // _PART), -(-_BLOCKS // blocks), _MOST_PARTS)
 
 
 def _rows_launches(
     dtype: torch.dtype,
-    sizes: tuple[int, int, int],
+    sizes: RowSizes,
     limits: Limits,
     device: torch.device,
     machine: Machine | None,
-) -> list[TensorLaunch]:
-    """Return launches: functions of x, mean, scale, parameters, scratch and groups."""
+) -> tuple[list[TensorLaunch], int]:
+    """Return launches and the size of their scratch.
+
+    They are functions of x, mean, scale, parameters, scratch and groups.
+    """
     if machine is None:
         machine = driver.machine_of(device, SOURCES)
-    rows, parts = _rows_of_block(sizes), _parts_of(sizes)
-    blocks = -(-sizes[1] // rows), parts
-    functions = {"limit_rows": blocks}
+    outer, rows, inner = sizes
+    together = 32 if inner == 1 and outer > 1 else 1  # rows of a block
+    blocks = -(-rows // together)
+    parts = -(-outer * inner * together // _PART)
+    parts = min(parts, -(-_BLOCKS // blocks), _MOST_PARTS)
+    functions = {"limit_rows": (blocks, parts)}
     if parts > 1:
-        functions = {"row_squares": blocks} | functions
+        functions = {"row_squares": (blocks, parts)} | functions
         if limits.eps:
             functions = {"largest_steps": (_STEPS, 1)} | functions
-    sized = dict(zip(("outer", "rows", "inner"), sizes, strict=True))
-    return [
+    launches = [
         tensor_launch(
             machine,
             device,
-            Kernel.of("rows", function, {"REAL": REAL[dtype], "ROWS": rows}),
-            Grid(blocks, _THREADS, shared_bytes=4 * _THREADS),
-            RowsC(parts=parts, **sized, **limits._asdict()),
+            Kernel.of("rows", function, {"REAL": REAL[dtype], "ROWS": together}),
+            Grid(each, _THREADS, shared_bytes=4 * _THREADS),
+            RowsC(parts=parts, **sizes._asdict(), **limits._asdict()),
             ("x", "mean", "scale", "parameters", "scratch", "groups"),
         )
-        for function, blocks in functions.items()
+        for function, each in functions.items()
     ]
+    return launches, _STEPS + parts * rows
 
 
-_rows_launches_of: Callable[..., list[TensorLaunch]] = lru_cache(maxsize=4096)(_rows_launches)
+_rows_launches_of: Callable[..., tuple[list[TensorLaunch], int]] = lru_cache(maxsize=4096)(
+    _rows_launches
+)

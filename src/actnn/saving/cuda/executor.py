@@ -173,7 +173,7 @@ def _launch(
     arguments = PointwiseC(n=n, low=low, high=high, slope=slope)
     grid = Grid((-(-n // (_EACH * _THREADS)), 1), _THREADS)
     varying = ("x", "y", "bits", "seed", "tensor")
-    return tensor_launch(machine, device, kernel, grid, arguments, varying)
+    return tensor_launch(machine, device, [(kernel, grid)], arguments, varying)
 
 
 _launch_of: Callable[..., TensorLaunch] = lru_cache(maxsize=4096)(_launch)
@@ -234,22 +234,20 @@ def limit_rows(
     """
     if not x.numel():
         return
-    launches, size = _rows_launches_of(x.dtype, sizes, limits, x.device, machine)
-    scratch = x.new_empty(size, dtype=torch.float32)
-    for launch in launches:
-        launch(x, mean, scale, parameters, scratch, groups)
+    launch, size = _rows_launch_of(x.dtype, sizes, limits, x.device, machine)
+    launch(x, mean, scale, parameters, x.new_empty(size, dtype=torch.float32), groups)
 
 
-def _rows_launches(
+def _rows_launch(
     dtype: torch.dtype,
     sizes: RowSizes,
     limits: Limits,
     device: torch.device,
     machine: Machine | None,
-) -> tuple[list[TensorLaunch], int]:
-    """Return launches and the size of their scratch.
+) -> tuple[TensorLaunch, int]:
+    """Return a launch and the size of its scratch.
 
-    They are functions of x, mean, scale, parameters, scratch and groups.
+    It is a function of x, mean, scale, parameters, scratch and groups.
     """
     if machine is None:
         machine = driver.machine_of(device, SOURCES)
@@ -263,20 +261,14 @@ def _rows_launches(
         functions = {"row_squares": (blocks, parts)} | functions
         if limits.eps:
             functions = {"largest_steps": (_STEPS, 1)} | functions
+    macros = {"REAL": REAL[dtype], "ROWS": together}
     launches = [
-        tensor_launch(
-            machine,
-            device,
-            Kernel.of("rows", function, {"REAL": REAL[dtype], "ROWS": together}),
-            Grid(each, _THREADS, shared_bytes=4 * _THREADS),
-            RowsC(parts=parts, **sizes._asdict(), **limits._asdict()),
-            ("x", "mean", "scale", "parameters", "scratch", "groups"),
-        )
+        (Kernel.of("rows", function, macros), Grid(each, _THREADS, shared_bytes=4 * _THREADS))
         for function, each in functions.items()
     ]
-    return launches, _STEPS + parts * rows
+    arguments = RowsC(parts=parts, **sizes._asdict(), **limits._asdict())
+    varying = ("x", "mean", "scale", "parameters", "scratch", "groups")
+    return tensor_launch(machine, device, launches, arguments, varying), _STEPS + parts * rows
 
 
-_rows_launches_of: Callable[..., tuple[list[TensorLaunch], int]] = lru_cache(maxsize=4096)(
-    _rows_launches
-)
+_rows_launch_of: Callable[..., tuple[TensorLaunch, int]] = lru_cache(maxsize=4096)(_rows_launch)

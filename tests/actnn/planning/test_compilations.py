@@ -104,6 +104,37 @@ def test_what_takes_too_long_to_compile_is_left_out_and_named(compiled, monkeypa
     assert "max_seconds are over: not measured: 'compiled as one'" in str(plan)
 
 
+def test_models_compiled_as_one_come_first_if_time_is_short(compiled, monkeypatch):
+    """Compiling them takes the most of it. What was compiled is timed; what was not is named."""
+    made = planner((256,) * 3)
+    room = round(made.costs.peak((blocks.BlockChoice("keep"),) * 5) * 0.9)
+    over = []
+    monkeypatch.setattr(Measuring, "is_over", property(lambda self: bool(over)))
+    monkeypatch.setattr(Measuring, "has_time_for", lambda self, seconds: not over)
+    peak, seconds, timed = made._measurement.peak, made._measurement.seconds, []
+
+    def measured(plan):
+        if not plan[0].whole:
+            return peak(plan)
+        if plan[0].memory == 1.0:
+            return 2 * room
+        over.append(plan)  # it took the rest of the time
+        return room
+
+    def timing(plan):
+        timed.append(plan)
+        return 1e-6 if plan[0].whole else seconds(plan)
+
+    monkeypatch.setattr(made._measurement, "peak", measured)
+    monkeypatch.setattr(made._measurement, "seconds", timing)
+    plan = made.plan(room, noise_price=0.0)
+    assert len(over) == 1
+    assert all(each.whole for each in plan.choices.values())
+    assert timed[0] == over[0]
+    assert sum(not each[0].whole for each in timed) <= 1
+    assert "max_seconds are over: not measured: '4 bits fused compiled as one'" in str(plan)
+
+
 @pytest.mark.parametrize("drops", [False, True])
 def test_other_orders_of_rounding_are_no_other_gradients(compiled, monkeypatch, drops):
     """But where random numbers are drawn, these may be others."""

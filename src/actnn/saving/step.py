@@ -484,11 +484,11 @@ class Step(_native.Step):
         self.records.change(saved.record, held.held, reason, choice)
 
     def _keep_sides(self, intervals: Intervals, saved: Saved) -> None:
-        """Hold a tensor that backward compares with bounds; later ones have sides instead."""
+        """Hold a tensor that backward compares; if with bounds, later ones have sides instead."""
         packed = saved.packed()
         if isinstance(packed, (Compressed, View)):
             packed.compares(intervals)
-            self._keep_divided(saved, COMPARED_WITH)
+            self._keep_divided(saved, COMPARED_WITH if intervals else COMPARED)
 
     @uncompiled
     def _may_share(self, record: int, tensor: Tensor, path: str) -> bool:

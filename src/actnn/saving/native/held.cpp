@@ -45,6 +45,10 @@ HeldRules &held_rules() {
 
 void Use::compares(const nb::handle &with) {
     if (!any) return;
+    if (!PyDict_Size(with.ptr())) {
+        compared = *any = true;
+        return;
+    }
     if (!intervals.is_valid()) intervals = checked(PyDict_New());
     if (PyDict_Update(intervals.ptr(), with.ptr())) throw nb::python_error();
     *any = true;

@@ -43,8 +43,9 @@ struct Use {
     std::shared_ptr<bool> any;     // whether it does for any kind; none for what is always kept
     std::shared_ptr<bool> warned;  // whether a step was warned of whose codes were not exact enough
     bool divides = false;
+    bool compared = false;       // whether backward compares such tensors with other tensors
     nanobind::object intervals;  // a dictionary of those with which backward compares; or null
-    // Says with which intervals backward compares tensors of this kind.
+    // Says with which intervals backward compares tensors of this kind; with none: with tensors.
     void compares(const nanobind::handle &with);
     // Returns the answer for what runs now; a warning names the path if there is one.
     bool ask(const nanobind::handle &tensor, int64_t bits, const nanobind::handle &path);

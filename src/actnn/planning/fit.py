@@ -298,7 +298,7 @@ class Planner:
         # Compiling a model as one took long. Others are in the order of their predicted costs.
         for plan in sorted(fitting, key=lambda each: self._predicted_cost(each, noise_price)):
             if plan not in self._seconds:
-                if self._progress.is_over and by_units:
+                if self._progress.is_late and by_units:
                     self._late.append("max_seconds are over: not all plans that fit were timed")
                     break
                 self._progress.next("timing a plan that fits")

@@ -248,10 +248,10 @@ class Planner:
 
     def _may_fit(self, choice: BlockChoice, room: int) -> bool:
         """Whether a model compiled as one may fit, by what its blocks need."""
-        by_unit = replace(choice, whole=False)
-        if by_unit not in self.costs.of:  # for lack of time
-            by_unit = RECOMPUTE if choice.bits is None else replace(by_unit, fused=False)
-        peak = self.costs.peak((by_unit,) * len(self._units))
+        # What there was no time for has no costs; recomputation always has, and holds least.
+        by_unit = replace(choice, whole=False), replace(choice, whole=False, fused=False)
+        known = next((each for each in by_unit if each in self.costs.of), RECOMPUTE)
+        peak = self.costs.peak((known,) * len(self._units))
         return peak * (1 - WHOLE_SAVES) <= room
 
     def _is_beaten(self, choice: BlockChoice, room: int) -> bool:

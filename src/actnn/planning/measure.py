@@ -27,7 +27,7 @@ from actnn.planning.progress import Measuring
 from actnn.planning.timeline import Timeline, record, record_times
 from actnn.planning.training_step import TrainingStep
 from actnn.planning.units import Unit
-from actnn.planning.verify import limit_of, mark_unrepeatable, rounded_limit, text_of
+from actnn.planning.verify import MOST_ROUNDED, ROUNDED, limit_of, mark_unrepeatable, text_of
 
 LEAST = 1.002  # seconds of a choice that saves memory, as a share of those of keeping all
 
@@ -149,12 +149,13 @@ class Measurement:
         compiled = choice.form != KEEP.form
         # Without random numbers compiled forms differ in where they round alone, so that none needs
         # a form of its own for comparison, which takes long to compile.
+        rounds = compiled and not self._draws
         exact, limit = exact_form(choice), limit_of(self._again)
-        if compiled and not self._draws:
-            exact, limit = KEEP, max(limit, rounded_limit(self._rounding))
+        if rounds:
+            exact, limit = KEEP, max(limit, ROUNDED)
         units = len(self._units)
         total, _, error = self.compare([choice] * units, [exact] * units)
-        right = total <= limit
+        right = total <= limit or (rounds and total <= min(4 * self._rounding, MOST_ROUNDED))
         if not right:
             self.notes.append(f"'{choice}' is left out: {text_of(total, error)}")
         return right

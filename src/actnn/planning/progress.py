@@ -83,7 +83,7 @@ class Measuring:
     @property
     def is_over(self) -> bool:
         """Whether there is no time for what can be left out."""
-        return self._limit is not None and time.monotonic() - self._begin > self._limit
+        return not self.has_time_for(0.0)
 
     @property
     def is_late(self) -> bool:

@@ -11,7 +11,8 @@ from actnn.planning.comparison import KEEP, RECOMPUTE, Difference
 from actnn.planning.units import Unit
 
 TOLERANCE = 1e-5  # squared difference of equal gradients over their squared norm: of rounding
-ROUNDED = 2.5e-3, 0.25  # likewise, of code that is compiled in another way: at least, at most
+ROUNDED = 2.5e-3  # likewise, of code that is compiled in another way
+MOST_ROUNDED = 0.25  # likewise, if rounding has large effects in this model
 MOST_STEPS = 40  # that look for the units
 
 Compare = Callable[[Sequence[BlockChoice]], Difference]
@@ -24,16 +25,6 @@ def limit_of(again: float) -> float:
         again: The difference between two equal steps.
     """
     return TOLERANCE + 10 * again
-
-
-def rounded_limit(found: float) -> float:
-    """Return the largest difference that counts as none between two ways to compile code.
-
-    Args:
-        found: The difference between compiled and uncompiled code.
-    """
-    least, most = ROUNDED
-    return min(max(least, 4 * found), most)
 
 
 def text_of(difference: float, error: str) -> str:

@@ -101,8 +101,8 @@ class _Rows(NamedTuple):
     Attributes:
         shape: One of the tensor that has the dimensions of a row.
         dims: These dimensions, in order.
-        limits: The limit of their mean square.
         number: How many there are.
+        limits: The limit of their mean square.
         sizes: Those of the tensor for the kernels; None if it is another one.
     """
 
@@ -186,13 +186,13 @@ def _limited_rows(
     found = norm.rows(shape, settings)
     if found is None:
         return None
-    x = torch.empty_strided(shape, strides, device="meta").view(found[0])
-    _, dims, eps = found
+    split, dims, eps = found
+    x = torch.empty_strided(shape, strides, device="meta").view(split)
     if _have_own_groups(x, dims, groups, elements):
         return None
     row = math.prod(x.shape[dim] for dim in dims)
     limits = Limits(eps, _most_of(row, eps), LEAST)
-    return _Rows(tuple(x.shape), dims, x.numel() // row, limits, _sizes_of(x, dims))
+    return _Rows(split, dims, x.numel() // row, limits, _sizes_of(x, dims))
 
 
 def _most_of(elements: int, eps: float) -> float:

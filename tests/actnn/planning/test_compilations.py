@@ -104,6 +104,16 @@ def test_what_takes_too_long_to_compile_is_left_out_and_named(compiled, monkeypa
     assert "max_seconds are over: not measured: 'compiled as one'" in str(plan)
 
 
+def test_without_time_nothing_is_compiled_as_one(compiled, monkeypatch):
+    """Nor measured by blocks, so that nothing says what the model would need."""
+    monkeypatch.setattr(Measuring, "is_over", property(lambda self: True))
+    monkeypatch.setattr(Measuring, "has_time_for", lambda self, seconds: False)
+    plan = planner((256,) * 3).plan("1 GiB", noise_price=0.0)
+    assert compiled == {("block", (1.0, None)): 1}
+    for name in ("compiled as one", "compiled as one for 50%", "4 bits fused compiled as one"):
+        assert f"max_seconds are over: not measured: '{name}'" in str(plan)
+
+
 def test_models_compiled_as_one_come_first_if_time_is_short(compiled, monkeypatch):
     """Compiling them takes the most of it. What was compiled is timed; what was not is named."""
     made = planner((256,) * 3)

@@ -256,11 +256,12 @@ def _rows_launch(
     blocks = -(-rows // together)
     parts = -(-outer * inner * together // _PART)
     parts = min(parts, -(-_BLOCKS // blocks), _MOST_PARTS)
-    functions = {"limit_rows": (blocks, parts)}
+    functions = {}
+    if parts > 1 and limits.eps:
+        functions["largest_steps"] = (_STEPS, 1)
     if parts > 1:
-        functions = {"row_squares": (blocks, parts)} | functions
-        if limits.eps:
-            functions = {"largest_steps": (_STEPS, 1)} | functions
+        functions["row_squares"] = (blocks, parts)
+    functions["limit_rows"] = (blocks, parts)
     macros = {"REAL": REAL[dtype], "ROWS": together}
     launches = [
         (Kernel.of("rows", function, macros), Grid(each, _THREADS, shared_bytes=4 * _THREADS))

@@ -21,7 +21,7 @@ struct Rows {
 
 inline int64_t row_index() { return (int64_t)blockIdx.x * ROWS + threadIdx.x % ROWS; }
 
-// What the threads of a row have, combined; in their first thread.
+// What the threads have of one of kOf rows, combined.
 template <int kOf, class Combine>
 inline float of_threads(float v, const Combine &combine) {
     SHARED_MEMORY(memory);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -172,16 +172,17 @@ class Measurement:
         """
         units, rest = len(found), exact_form(choice)
 
-        def made_by(group: Array) -> float:
+        def made_by(group: Collection[int]) -> float:
             plan = [choice if unit in group else rest for unit in range(units)]
             return self.compare(plan, self._exact_of(plan), self._share).total
 
-        last, is_finite = np.arange(units // 2, units), np.isfinite(found).all()
-        if is_finite and abs(made_by(last) - found[last].sum()) <= MOVED * found.sum():
+        is_finite, half = bool(np.isfinite(found).all()), units // 2
+        moved = made_by(range(half, units)) - found[half:].sum()
+        if is_finite and abs(moved) <= MOVED * found.sum():
             return found
         made = np.zeros(units)
         for group in np.array_split(np.arange(units), min(units, GROUPS)):
-            noise = made_by(group)
+            noise = made_by(group.tolist())
             weights = found[group] if is_finite and found[group].any() else np.ones(len(group))
             made[group] = noise * weights / weights.sum() if np.isfinite(noise) else np.inf
         return made

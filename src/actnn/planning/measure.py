@@ -176,10 +176,11 @@ class Measurement:
             plan = [choice if unit in group else rest for unit in range(units)]
             return self.compare(plan, self._exact_of(plan), self._share).total
 
-        is_finite, half = bool(np.isfinite(found).all()), units // 2
-        moved = made_by(range(half, units)) - found[half:].sum()
-        if is_finite and abs(moved) <= MOVED * found.sum():
-            return found
+        half, is_finite = units // 2, bool(np.isfinite(found).all())
+        if is_finite:
+            moved = made_by(range(half, units)) - found[half:].sum()
+            if abs(moved) <= MOVED * found.sum():
+                return found
         made = np.zeros(units)
         for group in np.array_split(np.arange(units), min(units, GROUPS)):
             noise = made_by(group.tolist())

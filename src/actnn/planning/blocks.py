@@ -63,8 +63,15 @@ class BlockChoice(Choice):
 
 @dataclass
 class _Compiled:
-    """The compiled forms of one unit, and the one that runs."""
+    """The compiled forms of one unit, and the one that runs.
 
+    Attributes:
+        path: Where the unit is in the model.
+        form: The form that runs.
+        forms: What torch.compile has made.
+    """
+
+    path: str
     form: Form = (1.0, None)
     forms: dict[Form, Run] = field(default_factory=dict)
 
@@ -78,7 +85,7 @@ class _Compiled:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings; compiled code belongs to one module in one process."""
-        return {"form": self.form, "forms": {}}
+        return {"path": self.path, "form": self.form, "forms": {}}
 
 
 class CompiledBlock(Swapped):
@@ -93,9 +100,14 @@ class CompiledBlock(Swapped):
         """Run the unit's own forward; its saved tensors are compressed when it has ended."""
         compiled = self._actnn_compiled
         run = compiled.of(cast(nn.Module, self))
-        step, fused = active_step(), compiled.form[1] is not None
-        if step is None or fused:
+        step = active_step()
+        if step is None:
             return run(*arguments, **named)
+        if compiled.form[1] is not None:
+            # Those of the model would be others for each plan, and all would be compiled again.
+            hooks = step.saving.hooks_in(compiled.path)
+            with saved_tensors_hooks(hooks.pack, hooks.unpack):
+                return run(*arguments, **named)
         step.opaque = _opaque(cast(nn.Module, self), (arguments, named))
         try:
             # Hooks that are no graphs stay outside of compiled code: one code for all choices.
@@ -182,8 +194,8 @@ def compile_units(model: nn.Module, units: list[Unit]) -> None:
         if unit.composite:
             for module in unit.module.modules():
                 swap_back(module)
-            unit.module.__dict__["_actnn_compiled"] = _Compiled()
-    model.__dict__["_actnn_compiled"] = _Compiled()
+            unit.module.__dict__["_actnn_compiled"] = _Compiled(unit.path)
+    model.__dict__["_actnn_compiled"] = _Compiled("")
 
 
 def _select_compiled(module: nn.Module, choice: BlockChoice, selected: bool) -> None:

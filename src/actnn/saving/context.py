@@ -58,6 +58,12 @@ def _check_paths(model: nn.Module, choices: Mapping[str | tuple[str, int], Choic
             raise ActNNError(f"Expected the path of a module inside the model, got {path!r}{hint}")
 
 
+def _below(path: str, where: str | tuple[str, int]) -> tuple[Any, ...] | None:
+    """What a choice names, relative to the path of a module; None if it is outside of that."""
+    name, *index = (where,) if isinstance(where, str) else where
+    return (name.removeprefix(path), *index) if f"{name}.".startswith(f"{path}.") else None
+
+
 class Saving:
     """A context manager: what autograd saves inside is held in fewer bits.
 
@@ -195,15 +201,12 @@ class Saving:
         """
         found = self._hooks_at.get(path)
         if found is None:
-            here: Any = path
-            if path and self.policy is None:
-                inside = {
-                    where.removeprefix(path): choice
-                    for where, choice in self._choices.items()
-                    if isinstance(where, str) and where.startswith(path + ".")
-                }
-                here = self.choice_of(path), frozenset(inside.items())
-            key = here, frozenset(self._choices.items())
+            here = self.choice_of(path)
+            choices = frozenset(self._choices.items())
+            key: Any = path, choices
+            if path and (here is not None or self.policy is None):  # nothing else decides inside
+                inside = {(_below(path, where), choice) for where, choice in choices}
+                key = here, frozenset(each for each in inside if each[0] is not None)
             found = self._hooks.get(key) or GraphHooks(self, self._paths.all, path)
             self._hooks[key] = self._hooks_at[path] = found
         return found

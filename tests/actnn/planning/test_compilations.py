@@ -67,6 +67,18 @@ def test_blocks_of_one_kind_are_compiled_once_for_each_form(compiled, inner, kin
     assert compiled == forms(kinds)
 
 
+def test_plans_that_mix_forms_compile_nothing_again(compiled):
+    made = planner((256,) * 4)
+    compiled.clear()
+    keep, fused = blocks.BlockChoice("keep"), blocks.BlockChoice("compress", 4, fused=True)
+    codes = blocks.BlockChoice("compress", 4)
+    noises = []
+    for mixed in ((fused, keep, codes, fused), (keep, fused, fused, codes), (fused,) * 4):
+        noises.append(made._measurement.noise((keep, *mixed, keep)))
+    assert not compiled
+    assert min(noises) > 1e-5
+
+
 def test_with_room_for_all_the_model_is_compiled_as_one_and_nothing_else(compiled):
     made = planner((256,) * 3)
     compiled.clear()

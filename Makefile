@@ -9,15 +9,15 @@ FORMATTED = $(shell find src cpp -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize
 
-# Builds and tests the C++ library in a folder, with sanitizers and with options of ctest.
+# Builds and tests the C++ library in a folder, with sanitizers: targets of the build and options of ctest.
 comma := ,
 UNDEFINED := address$(comma)undefined$(comma)float-cast-overflow
 define check_cpp
 $(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_CUDA=ON \
 		-DCMAKE_PROJECT_INCLUDE=$(abspath tests/cpp/precompiled.cmake) -DQUANT_GRU_SANITIZERS=$(2) > /dev/null
-	$(BIN)/cmake --build $(SANITIZED)/$(1) --target test_programs > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
-	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --parallel 2 --output-on-failure $(3)
+	$(BIN)/cmake --build $(SANITIZED)/$(1) --target $(3) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
+	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --parallel 2 --output-on-failure $(4)
 endef
 
 # Modules become bytecode when they are first imported, also where an image says otherwise: without it each process that
@@ -141,8 +141,8 @@ sanitize-modules: sanitize-build
 		$(BIN)/python tests/kernels/sanitized_sweep.py $(abspath $(SANITIZED))
 
 sanitize-cpp: sanitize-build
-	$(call check_cpp,address,$(UNDEFINED))
-	$(call check_cpp,thread,thread,--exclude-regex reader)
+	$(call check_cpp,address,$(UNDEFINED),test_programs)
+	$(call check_cpp,thread,thread,threaded_programs,--label-regex threads)
 
 # The pages are read as text, and so are the sources: a site needs no compiled kernels.
 $(VENV)/.docs: $(READY) pyproject.toml

@@ -14,14 +14,15 @@ set(QUANT_GRU_SANITIZERS "" CACHE STRING "Sanitizers to compile everything with,
 set(QUANT_GRU_OPTIMIZATION -O3 CACHE STRING "How the CPU kernels are optimized; -O2 makes them a third as large")
 set(QUANT_GRU_KERNELS ${CMAKE_CURRENT_LIST_DIR}/..)
 
-# Sanitized kernels take a third of the time to compile if reports have lines only, and if accesses are checked by calls.
+# Sanitized kernels take a third of the time to compile if reports have lines only, if accesses are checked by calls, and if
+# what AddressSanitizer finds at an access is not looked for twice: null pointers and the sizes of objects.
 set(QUANT_GRU_SANITIZE_FLAGS "")
 set(quant_gru_sanitize_kernels "")
 if(QUANT_GRU_SANITIZERS)
   set(QUANT_GRU_SANITIZE_FLAGS -fsanitize=${QUANT_GRU_SANITIZERS} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1)
   add_link_options(-fsanitize=${QUANT_GRU_SANITIZERS})
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-    set(quant_gru_sanitize_kernels "SHELL:--param asan-instrumentation-with-call-threshold=0")
+    set(quant_gru_sanitize_kernels "SHELL:--param asan-instrumentation-with-call-threshold=0" -fno-sanitize=null,object-size)
   endif()
 endif()
 
@@ -122,21 +123,28 @@ function(add_quant_gru_core target kind)
   set(QUANT_GRU_COMPILED_VARIANTS ${compiled} PARENT_SCOPE)
 endfunction()
 
-# Chooses what of a target of `add_quant_gru_core` sanitizers are for. `tiles` is a header that emulates the tiles of AMX.
-# Variants that this processor cannot run are compiled without sanitizers, which saves minutes.
-function(sanitize_quant_gru_core tiles)
-  if(NOT EXISTS /proc/cpuinfo OR NOT QUANT_GRU_ARCHITECTURE STREQUAL QG_X86)
-    return()
+# Sets a variable to the instruction sets that sanitizers are for: those that this processor can run, if tiles are emulated.
+# Those of avx512_vnni and avx2 cover most of the code of avx512_vbmi and avx_vnni.
+function(quant_gru_sanitized_sets result)
+  set(sets ${QUANT_GRU_VARIANTS})
+  list(REMOVE_ITEM sets avx512_vbmi avx_vnni)
+  if(EXISTS /proc/cpuinfo AND QUANT_GRU_ARCHITECTURE STREQUAL QG_X86)
+    file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
+    string(REPLACE " avx512vbmi " " avx512vbmi amx_int8 " flags "${flags} ")
+    foreach(name avx2 avx512_vnni amx_int8)
+      if(NOT flags MATCHES " ${name} ")
+        list(REMOVE_ITEM sets ${name})
+      endif()
+    endforeach()
   endif()
+  set(${result} ${sets} PARENT_SCOPE)
+endfunction()
+
+# Emulates the tiles of AMX, which a header `tiles` does, if only they are missing: the processor supports the other
+# instructions of these kernels.
+function(quant_gru_emulate_tiles tiles)
   file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
-  foreach(name avx2 avx512_vnni amx_int8)
-    if(NOT "${flags} " MATCHES " ${name} ")
-      set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/isa/${name}.cpp APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all
-                   -g0)
-    endif()
-  endforeach()
-  # If only the tiles are missing, emulate them: the processor supports the other instructions of these kernels.
-  if(NOT "${flags} " MATCHES " amx_int8 " AND "${flags} " MATCHES " avx512vbmi ")
+  if(NOT "${flags} " MATCHES " amx_int8 ")
     set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/isa/amx_int8.cpp APPEND PROPERTY COMPILE_OPTIONS -include ${tiles})
     set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/core/variants.cpp APPEND PROPERTY COMPILE_DEFINITIONS
                  QG_EMULATED_TILES)

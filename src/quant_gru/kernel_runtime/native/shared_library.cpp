@@ -42,6 +42,14 @@ std::vector<std::string> library_names(const char *variable,
 #endif
 }
 
+bool is_open(const std::string &name) {
+#if defined(_WIN32)
+    return GetModuleHandleA(name.c_str()) != nullptr;
+#else
+    return dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD) != nullptr;
+#endif
+}
+
 void open_if_found(const std::string &name) { dlopen(name.c_str(), RTLD_NOW); }
 
 SharedLibrary::SharedLibrary(const char *what, const std::vector<std::string> &names,

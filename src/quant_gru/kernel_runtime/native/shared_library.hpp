@@ -36,6 +36,9 @@ std::string environment(const char *name);
 std::vector<std::string> library_names(const char *variable, std::vector<std::string> on_linux,
                                        std::vector<std::string> on_windows);
 
+// Whether the process has opened a library.
+bool is_open(const std::string &name);
+
 // Opens a library, which others may load by name; does nothing if there is none.
 void open_if_found(const std::string &name);
 

@@ -20,6 +20,10 @@ $(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$
 	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --parallel 2 --output-on-failure $(3)
 endef
 
+# Modules become bytecode when they are first imported, also where an image says otherwise: without it each process that
+# tests start compiles what it imports, and pytest rewrites every test again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo check test test-slow test-all test-real lint docs format sanitize docs-cpp tarball-cpp wheels sdist check-wheel clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"

@@ -33,6 +33,12 @@ def test_a_configuration_needs_no_torch() -> None:
     assert fresh(code) == "False"
 
 
+def test_the_compiler_is_not_imported_until_something_is_compiled() -> None:
+    """It takes as long to import as torch itself."""
+    code = "import actnn; actnn.estimate, actnn.compress; print('torch._inductor' in sys.modules)"
+    assert fresh(code) == "False"
+
+
 def test_operators_exist_once_torch_is_imported_after_the_package() -> None:
     """Programs of torch.export need them, and nothing else of the package."""
     code = """

@@ -60,8 +60,13 @@ class PostNorm(nn.Module):
         return F.cross_entropy(y[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
-def model_of(name: str) -> Model:
-    """Return how to make a model, its loss for a batch by number, and `min_bytes`."""
+def model_of(name: str, side: int = 64) -> Model:
+    """Return how to make a model, its loss for a batch by number, and `min_bytes`.
+
+    Args:
+        name: The model.
+        side: Of the images that models of timm take.
+    """
     if name == "postnorm":
         return PostNorm, lambda m, i: m(tokens(i, 16)), 1 << 14
     if name == "denoiser":
@@ -71,9 +76,9 @@ def model_of(name: str) -> Model:
     timm = _timm()
     sizes: dict[str, Any] = {}
     if name.startswith("vit"):
-        sizes = {"img_size": 64, "patch_size": 8, "depth": 6}
+        sizes = {"img_size": side, "patch_size": 8, "depth": 6}
     elif name.startswith("swin"):
-        sizes = {"img_size": 64, "depths": (2, 2, 2, 2)}
+        sizes = {"img_size": side, "depths": (2, 2, 2, 2)}
     if not name.startswith("resnet"):
         sizes |= {"drop_rate": 0.0, "drop_path_rate": 0.0}
 
@@ -82,21 +87,21 @@ def model_of(name: str) -> Model:
         return model
 
     def loss(m: nn.Module, i: int) -> Tensor:
-        x, y = images(i)
+        x, y = images(i, side)
         return F.cross_entropy(m(x), y)
 
-    return make, loss, 1 << 16
+    return make, loss, 16 * side * side
 
 
-def images(index: int) -> tuple[Tensor, Tensor]:
-    """Return images (8, 3, 64, 64) of a batch, whose classes have means, and the classes (8,).
+def images(index: int, side: int = 64) -> tuple[Tensor, Tensor]:
+    """Return images (8, 3, side, side) of a batch, whose classes have means, and the classes (8,).
 
     Three of ten classes are wrong, so that the loss has a floor.
     """
     random = torch.Generator().manual_seed(index)
     means = torch.randn(10, 3, 1, 1, generator=torch.Generator().manual_seed(0)) * 1.5
     y = torch.randint(10, (8,), generator=random)
-    x = torch.randn(8, 3, 64, 64, generator=random) + means[y]
+    x = torch.randn(8, 3, side, side, generator=random) + means[y]
     wrong = torch.rand(8, generator=random) < 0.3
     y = torch.where(wrong, torch.randint(10, (8,), generator=random), y)
     return x.to(device), y.to(device)
@@ -288,15 +293,18 @@ class Found(NamedTuple):
     time: float
 
 
-def errors(name: str, ways: Iterable[str] = tuple(WAYS), rounds: int = 0) -> dict[str, Found]:
+def errors(
+    name: str, ways: Iterable[str] = tuple(WAYS), rounds: int = 0, side: int = 64
+) -> dict[str, Found]:
     """Return what each way does to a model.
 
     Args:
         name: The model.
         ways: The ways.
         rounds: Steps whose time is taken; with 0, times are NaN.
+        side: Of the images that models of timm take.
     """
-    make, loss, least = model_of(name)
+    make, loss, least = model_of(name, side)
     exact_model = made(make)
     exact = {i: gradient(exact_model, loss(exact_model, i)) for i in range(WARM, BATCHES)}
     found = {}

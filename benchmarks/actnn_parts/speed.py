@@ -268,7 +268,12 @@ def fit_rows(name: str, row: str, budgets: list[float], batch: int, steps: int) 
         for budget in sorted(budgets, reverse=True):
             label = f"{row} {budget:.4g} GiB"
             try:
+                start = time.perf_counter()
                 plan = planner.plan(round(budget * 2**30))
+                print(
+                    f"    {name} {label}: planned in {time.perf_counter() - start:.0f} s",
+                    flush=True,
+                )
                 yield Row(
                     name, label, batch, *measure(task, model, example, batch, steps), str(plan)
                 )

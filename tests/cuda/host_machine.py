@@ -44,6 +44,7 @@ KINDS |= dict.fromkeys(("encode", "decode"), "Codec")
 _POINTWISE = ("rectify", "pass", "restore", "dropout", "slopes", "times")
 KINDS |= dict.fromkeys(_POINTWISE, "Pointwise")
 KINDS |= dict.fromkeys(("window_offsets", "window_indices"), "Windows")
+KINDS |= dict.fromkeys(("largest_steps", "row_squares", "limit_rows"), "Rows")
 # macros come behind the header: with them it would have to be compiled again
 _LAUNCH = """
 #include "host.hpp"

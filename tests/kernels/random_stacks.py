@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from kept import shared
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.config import ACTIVATIONS
 from quant_gru.integer.plan import GRUPlan
@@ -39,7 +41,14 @@ class StackCase:
 
 
 def random_stack(seed: int, *, bidirectional: bool | None = None) -> StackCase:
-    """The same case for the same seed."""
+    """The same case for the same seed, with a GRU of its own."""
+    with torch.enable_grad():
+        case = _made(seed, bidirectional)
+    return replace(case, gru=copy.deepcopy(case.gru))
+
+
+@shared
+def _made(seed: int, bidirectional: bool | None) -> StackCase:
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)

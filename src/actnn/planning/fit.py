@@ -226,18 +226,17 @@ class Planner:
         Solutions are with all choices, and with plain ones only. If none fits, the last are the
         plans with the smallest peaks.
         """
-        for choice in (*self.costs.of, *self._whole):
-            if self._progress.is_over:
-                break
-            by_unit = replace(choice, whole=False)
-            by_unit = by_unit if by_unit in self.costs.of else KEEP
-            peak = self.costs.peak((by_unit,) * len(self._units))
-            fits = peak * (1 - WHOLE_SAVES * choice.whole) <= room
-            if not fits or self._is_beaten(choice, room):
+        for choice in self._whole:
+            if not self._may_fit(choice, room) or self._is_beaten(choice, room):
                 continue
-            if choice.whole and not self._progress.has_time_for(self._measurement.compile_seconds):
+            if not self._progress.has_time_for(self._measurement.compile_seconds):
                 self._late.append(f"max_seconds are over: not measured: '{choice}'")
             elif self._is_right(choice):
+                self._peak_of(as_run(self._units, (choice,) * len(self._units)), room)
+        for choice in self.costs.of:
+            if self._progress.is_over:
+                break
+            if self.costs.peak((choice,) * len(self._units)) <= room:
                 self._peak_of(as_run(self._units, (choice,) * len(self._units)), room)
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
@@ -247,20 +246,26 @@ class Planner:
                 assert smallest is not None
                 self._peak_of(as_run(self._units, smallest), room)
 
+    def _may_fit(self, choice: BlockChoice, room: int) -> bool:
+        """Whether a model compiled as one may fit, by what its blocks need."""
+        # What there was no time for has no costs; recomputation always has, and holds least.
+        by_unit = replace(choice, whole=False), replace(choice, whole=False, fused=False)
+        known = next((each for each in by_unit if each in self.costs.of), RECOMPUTE)
+        peak = self.costs.peak((known,) * len(self._units))
+        return peak * (1 - WHOLE_SAVES) <= room
+
     def _is_beaten(self, choice: BlockChoice, room: int) -> bool:
         """Whether a model compiled as one fits that does the same, and recomputes or rounds less.
 
         It is faster, and compiling takes longer than all other measurements.
         """
-        if not choice.whole:
-            return False
         as_one = [plan[0] for plan, peak in self._peaks.items() if plan[0].whole and peak <= room]
         exact = max((each.memory for each in as_one if each.bits is None), default=0.0)
         return exact > (choice.memory if choice.bits is None else MEMORY_SHARES[0])
 
     def _is_right(self, choice: BlockChoice) -> bool:
         """Whether a model that is compiled as one has the gradient of the one that keeps all."""
-        if not choice.whole or choice.memory == 1.0:
+        if choice.memory == 1.0:
             return True
         if choice not in self._right:
             self._right[choice] = self._measurement.is_right(choice)
@@ -289,18 +294,26 @@ class Planner:
         all_kept = (KEEP,) * len(self._units)
         if all_kept in fitting:  # only a compiler makes a step faster, whatever the clock says
             fitting = [plan for plan in fitting if plan == all_kept or _is_compiled(plan)]
-        best, least = fitting[0], math.inf
-        # Most memory first: such plans are fast.
-        for plan in sorted(fitting, key=lambda each: -self._peaks[each]):
+        best, least, by_units = fitting[0], math.inf, 0
+        # Compiling a model as one took long. Others are in the order of their predicted costs.
+        for plan in sorted(fitting, key=lambda each: self._predicted_cost(each, noise_price)):
             if plan not in self._seconds:
-                if self._progress.is_over and least < math.inf:
+                if self._progress.is_late and by_units:
                     self._late.append("max_seconds are over: not all plans that fit were timed")
                     break
                 self._progress.next("timing a plan that fits")
+            by_units += not plan[0].whole
             cost = self._cost(plan, noise_price)
             if cost < least:
                 best, least = plan, cost
         return best
+
+    def _predicted_cost(self, plan: Choices, noise_price: float) -> float:
+        """Predicted time and noise of a plan; 0 for a model that is compiled as one."""
+        if plan[0].whole:
+            return 0.0
+        scale = self.costs.seconds([KEEP] * len(plan))
+        return self.costs.seconds(plan) / scale + noise_price * self.costs.noise(plan)
 
     def _cost(self, plan: Choices, noise_price: float) -> float:
         """Measured time and noise of a plan that fits."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,15 +21,26 @@ from actnn.planning.comparison import (
     exact_form,
     too_large,
 )
-from actnn.planning.costs import Costs, UnitCosts, UnitMemory, typical, unit_memory, unit_seconds
+from actnn.planning.costs import (
+    Array,
+    Costs,
+    UnitCosts,
+    UnitMemory,
+    typical,
+    unit_memory,
+    unit_seconds,
+)
 from actnn.planning.meter import meter_for
 from actnn.planning.progress import Measuring
 from actnn.planning.timeline import Timeline, record, record_times
 from actnn.planning.training_step import TrainingStep
 from actnn.planning.units import Unit
-from actnn.planning.verify import ROUNDED, limit_of, mark_unrepeatable, text_of
+from actnn.planning.verify import MOST_ROUNDED, ROUNDED, limit_of, mark_unrepeatable, text_of
 
 LEAST = 1.002  # seconds of a choice that saves memory, as a share of those of keeping all
+LITTLE = 1e-3  # noise of all units that decides nothing
+MOVED = 0.1  # share of the noise that may be in other units than those that make it
+GROUPS = 24  # of units, at most, whose noise is measured apart
 
 
 def is_exact(choice: BlockChoice) -> bool:
@@ -97,6 +109,14 @@ class Measurement:
             progress.next(f"each block: {choice}")
             if self.is_right(choice):
                 of[choice] = self._measured(choice)
+        for choice, each in of.items():
+            if each.noise.sum() <= LITTLE or np.isinf(each.noise).all():
+                continue
+            if progress.is_over:
+                late.append(f"which blocks make the noise of '{choice}'")
+                continue
+            progress.next(f"which blocks make the noise of '{choice}'")
+            of[choice] = replace(each, noise=self._made_by_unit(choice, each.noise))
         if late:
             self.notes.append(f"max_seconds are over: not measured: {', '.join(late)}")
         keep = of.get(KEEP)
@@ -108,14 +128,12 @@ class Measurement:
         return Costs(self._base, self._loss, float(self._other), of)
 
     def _needs(self, choice: BlockChoice) -> float:
-        """Seconds that must be left for a choice: those of compiling it.
+        """Seconds that must be left for a choice: those of compiling blocks and the whole model.
 
-        PyTorch's recomputation within blocks gains less than the model compiled as one does, so
-        that there must be time for that, too.
+        The model compiled as one gains more than compiled blocks of another form do, and takes up
+        to twice as long to compile.
         """
-        if choice.form == KEEP.form:
-            return 0.0
-        return self.compile_seconds * (1 if choice.fused else 3)
+        return 0.0 if choice.form == KEEP.form else 3 * self.compile_seconds
 
     def peak(self, choices: Sequence[BlockChoice]) -> int:
         """Run a step with a choice for each unit, and return its peak in bytes.
@@ -141,6 +159,35 @@ class Measurement:
             return 0.0
         return self.compare(choices, self._exact_of(choices), self._share).total
 
+    def _made_by_unit(self, choice: BlockChoice, found: Array) -> Array:
+        """Variance that the codes of each unit add to the gradient of the whole model.
+
+        Backward takes noise from a unit to those before it: what recomputes the last block of a
+        ResNet from an input of 4 bits disturbs the first convolution, whose own input is exact. In
+        other models (few norms) the noise stays where it is made; half of the units show which.
+
+        Args:
+            choice: A choice that rounds.
+            found: Variance in the parameters of each unit where all units round.
+        """
+        units, rest = len(found), exact_form(choice)
+
+        def made_by(group: Collection[int]) -> float:
+            plan = [choice if unit in group else rest for unit in range(units)]
+            return self.compare(plan, self._exact_of(plan), self._share).total
+
+        half, is_finite = units // 2, bool(np.isfinite(found).all())
+        if is_finite:
+            moved = made_by(range(half, units)) - found[half:].sum()
+            if abs(moved) <= MOVED * found.sum():
+                return found
+        made = np.zeros(units)
+        for group in np.array_split(np.arange(units), min(units, GROUPS)):
+            noise = made_by(group.tolist())
+            weights = found[group] if is_finite and found[group].any() else np.ones(len(group))
+            made[group] = noise * weights / weights.sum() if np.isfinite(noise) else np.inf
+        return made
+
     def is_right(self, choice: BlockChoice) -> bool:
         """Whether a choice without noise has the exact gradient; a note says why not."""
         if not is_exact(choice) or choice in (exact_form(choice), RECOMPUTE):
@@ -148,15 +195,27 @@ class Measurement:
         compiled = choice.form != KEEP.form
         # Without random numbers compiled forms differ in where they round alone, so that none needs
         # a form of its own for comparison, which takes long to compile.
+        rounds = compiled and not self._draws
         exact, limit = exact_form(choice), limit_of(self._again)
-        if compiled and not self._draws:
+        if rounds:
             exact, limit = KEEP, max(limit, ROUNDED)
         units = len(self._units)
         total, _, error = self.compare([choice] * units, [exact] * units)
-        right = total <= limit
+        right = total <= limit or (rounds and total <= min(4 * self._rounding, MOST_ROUNDED))
         if not right:
             self.notes.append(f"'{choice}' is left out: {text_of(total, error)}")
         return right
+
+    @cached_property
+    def _rounding(self) -> float:
+        """The difference between gradients of compiled and uncompiled code, which round elsewhere.
+
+        That of ResNet-50 in bfloat16 is more than a hundredth of the squared norm.
+        """
+        keep = [KEEP] * len(self._units)
+        self.compare(keep, keep)  # the exact gradient is of compiled code
+        with torch.compiler.set_stance("force_eager"):
+            return self.compare(keep, keep).total
 
     def _exact_of(self, choices: Sequence[BlockChoice]) -> list[BlockChoice]:
         """The choices to compare with. If no mask differs, these are the same for all."""

@@ -83,7 +83,12 @@ class Measuring:
     @property
     def is_over(self) -> bool:
         """Whether there is no time for what can be left out."""
-        return self._limit is not None and time.monotonic() - self._begin > self._limit
+        return not self.has_time_for(0.0)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is over by more than a tenth: plans that were measured may still be timed."""
+        return self._limit is not None and not self.has_time_for(-0.1 * self._limit)
 
     def end(self) -> None:
         """Remove the bar. What comes afterwards has the whole time again."""

@@ -12,6 +12,7 @@ from actnn.planning.units import Unit
 
 TOLERANCE = 1e-5  # squared difference of equal gradients over their squared norm: of rounding
 ROUNDED = 2.5e-3  # likewise, of code that is compiled in another way
+MOST_ROUNDED = 0.25  # likewise, if rounding has large effects in this model
 MOST_STEPS = 40  # that look for the units
 
 Compare = Callable[[Sequence[BlockChoice]], Difference]

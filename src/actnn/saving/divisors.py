@@ -44,9 +44,12 @@ takes the exponential of a difference."""
 _SOLVING = frozenset(name.title().replace("_", "") + "Backward0" for name in SOLVED)
 # Of which matrices of covariances are made, beside products.
 _KERNELS = frozenset(f"{name}Backward0" for name in "Exp Cdist EuclideanDist Sqrt".split())
-_ITSELF = "Log Log2 Log10 Prod Cumprod Lgamma Digamma Sqrt Rsqrt Reciprocal Std Hypot"
+_BY_OPERAND = [
+    f"{name}Backward0" for name in "Log Log2 Log10 Prod Cumprod Lgamma Digamma Copysign".split()
+] + ["ProdBackward1"]
+_BY_RESULT = [f"{name}Backward0" for name in "Sqrt Rsqrt Reciprocal Std Hypot".split()]
 _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
-    **dict.fromkeys((f"{name}Backward0" for name in _ITSELF.split()), lambda node, x: x()),
+    **dict.fromkeys(_BY_OPERAND + _BY_RESULT, lambda node, x: x()),
     **dict.fromkeys(_SOLVING, lambda node, x: _UNKNOWN),
     **dict.fromkeys(("CdistBackward0", "PdistBackward0"), lambda node, x: node._saved_result),
     "DivBackward0": lambda node, x: node._saved_other,
@@ -66,6 +69,8 @@ _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
     "NormBackward1": lambda node, x: node._saved_result,
     "LinalgVectorNormBackward0": lambda node, x: node._saved_result,
 }
+_INVERSE = {"RsqrtBackward0", "ReciprocalBackward0"}  # the result is the less, the larger it is
+_DIVISOR_AT = {"DivBackward0": 1, "XlogyBackward0": 1, "AddcdivBackward0": 2}  # else 0
 _FORMS = FORMS | {
     f"{name}Backward{form}"
     for name in "Slice Select Split Narrow Add Sub Rsub Neg Sum Mean Clamp ClampMin ClampMax "
@@ -110,7 +115,7 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool | Intervals:
     """Return whether the node that runs divides by numbers that codes do not tell from 0.
 
     The answer is the same for the nodes whose products it divides or divides by. If the node
-    compares the tensor with bounds, the answer is their intervals.
+    compares the tensor with bounds, the answer is their intervals; with tensors, it is empty.
 
     Args:
         tensor: The decoded tensor that it needs.
@@ -179,14 +184,23 @@ def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
         divisor = divisor_of(node, lambda: tensor)
     finally:
         _RUNNING.is_inside = False
-    return divisor is not None and _is_near_0(divisor, bits)
+    return divisor is not None and _is_near_0(divisor, bits, node)
 
 
-def _is_near_0(divisor: Tensor, bits: int) -> bool:
-    """Whether some numbers are so much nearer to 0 than others that codes do not tell."""
+def _is_near_0(divisor: Tensor, bits: int, node: Any) -> bool:
+    """Whether some numbers are so much nearer to 0 than others that codes do not tell.
+
+    Results of ends come near 0 as a model learns, but for sums that are at least 1, such as those
+    of softmax.
+    """
     if not divisor.numel():
         return False
     sizes = divisor.detach().abs()
+    operand = node.next_functions[_DIVISOR_AT.get(node.name(), 0)][0]
+    if operand is not None and _made_of_ends(operand) == _ALL:
+        is_far = sizes.max() <= 1 if node.name() in _INVERSE else sizes.min() >= 1
+        if not bool(is_far):
+            return True
     least = torch.where(sizes > 0, sizes, torch.inf).min()  # divisions by 0 stay what they are
     # Decoded numbers that are not 0 are at least a step of codes from it. Also if one is NaN.
     return not bool(sizes.max() <= 2 ** (max(bits, LEAST_BITS) - 1) * least)
@@ -522,7 +536,7 @@ class Recent:
             return False
         if divisor is None or (divisor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return False
-        return _is_near_0(divisor, operands.bits)
+        return _is_near_0(divisor, operands.bits, node)
 
     def _keep_operands(self, nodes: list[Any], keep: Callable[[Saved], None] | None = None) -> None:
         for node in nodes:
@@ -551,9 +565,10 @@ class _Operands:
 
     @property
     def first(self) -> Tensor:
-        """Its result if that is saved, else its first operand."""
-        number = self._node._sequence_nr()
-        return self._of(number) if number in self._tensors else self._saved_self
+        """By what it divides if that is one tensor: its result, as far as saved, or operand."""
+        has_result = self._node.name() in _BY_RESULT
+        has_result &= self._node._sequence_nr() in self._tensors
+        return self._saved_result if has_result else self._saved_self
 
     @property
     def _saved_result(self) -> Tensor:

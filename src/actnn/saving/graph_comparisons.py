@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 from torch import SymInt, Tensor, fx
-from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from actnn.codec.memory_order import order_of
@@ -169,6 +168,9 @@ def _insert_behind(
     node: fx.Node, operand: fx.Node, function: Callable[[Tensor], Tensor]
 ) -> fx.Node:
     """Add the operations of a function of one tensor to a graph, and return the result."""
+    # half as long to import as torch itself, and only graphs with comparisons need it
+    from torch._inductor.decomposition import select_decomp_table
+
     traced = make_fx(function, select_decomp_table())(operand.meta["val"])
     last, found = node, {}
     for each in traced.graph.nodes:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
+
+from actnn.saving.cuda import executor as cuda
+from actnn.saving.cuda.executor import Limits, RowSizes
 
 LEAST = 1e-6
 """The least mean square of an exact row after a norm: it is known to the precision of float32."""
@@ -25,113 +27,105 @@ STATISTIC = "statistic of a norm"  # the reason in records
 STATISTICS = frozenset({"NativeGroupNormBackward0"})
 """Nodes of which all results but the first are statistics that have a gradient."""
 _RUN = 32  # groups of codes are a multiple of it
-AT_ONCE = frozenset({"cpu"})
-"""Devices where looking at statistics takes no time."""
-EVERY = 64
-"""Backward passes of a batch norm elsewhere after which its statistics are looked at again."""
+_Shape = tuple[tuple[int, ...], list[int], float]
 
 
-@dataclass
-class _Look:
-    """What is known of the statistics of a norm.
+class _Norm(NamedTuple):
+    """A kind of norm.
 
     Attributes:
-        calm: Whether no row needed the limit.
-        left: Backward passes for which this holds; with 0, it is found out.
+        settings: Returns what a node says about its rows, hashable.
+        rows: Returns the shape of x that has the dimensions of a row, these dimensions, and what is
+            added to the variance (0 if it is not known), from the shape of x and the settings; None
+            if nothing is normalized.
+        has_mean: Whether the mean of a row is subtracted.
     """
 
-    calm: bool = False
-    left: int = 0
+    settings: Callable[[Any], Any]
+    rows: Callable[[Size, Any], _Shape | None]
+    has_mean: bool = True
+
+    def statistics(self, node: Any) -> tuple[Tensor | None, Tensor]:
+        """Return mean and 1 / sqrt(variance + eps) of each row. The node may hold them as codes."""
+        if self.has_mean:
+            return node._saved_result1, node._saved_result2
+        return None, node._saved_result1
 
 
-# By the storage of the running mean, and where it begins there.
-_LOOKS: WeakKeyDictionary[torch.UntypedStorage, dict[int, _Look]] = WeakKeyDictionary()
-
-
-class _Rows(NamedTuple):
-    """What a norm normalizes.
-
-    Attributes:
-        x: Its input, in a shape that has the dimensions of a row.
-        dims: These dimensions.
-        eps: What is added to the variance; 0 if it is not known.
-        statistics: Returns the mean of each row, None if it is not subtracted, and
-            1 / sqrt(variance + eps); both broadcast to x. The node may hold them as codes.
-    """
-
-    x: Tensor
-    dims: list[int]
-    eps: float
-    statistics: Callable[[], tuple[Tensor | None, Tensor]]
-
-    @property
-    def most(self) -> float:
-        """By how much the mean square of a decoded row may exceed that of an exact one.
-
-        Backward subtracts x mean(g x) from the gradient g of the normalized row x. Noise n has a
-        mean of 0, so that most of it averages out in the gradients of weights; a row that is scaled
-        down makes them smaller. What remains is mean(g n), which all elements of a row share: in
-        a row with this mean square, x mean(g n) is as large as g.
-        """
-        if not self.eps:  # it is not known, and the row may have no variance at all
-            return MOST
-        return math.sqrt(math.prod(self.x.shape[dim] for dim in self.dims))
-
-
-def _of_group_norm(node: Any, x: Tensor) -> _Rows | None:
-    if x.dim() < 2:
+def _rows_of_groups(shape: Size, settings: Any) -> _Shape | None:
+    groups, eps = settings
+    if len(shape) < 2:
         return None
-    grouped = x.unflatten(1, (node._saved_group, -1))
-    shape = [*grouped.shape[:2], *(1 for _ in grouped.shape[2:])]
-    dims = list(range(2, grouped.dim()))
-    return _Rows(
-        grouped,
-        dims,
-        node._saved_eps,
-        lambda: (node._saved_result1.view(shape), node._saved_result2.view(shape)),
-    )
+    return (shape[0], groups, shape[1] // groups, *shape[2:]), list(range(2, len(shape) + 1)), eps
 
 
-def _of_layer_norm(node: Any, x: Tensor) -> _Rows:
-    dims = list(range(-len(node._saved_normalized_shape), 0))
-    return _Rows(x, dims, 0.0, lambda: (node._saved_result1, node._saved_result2))
+def _last_rows(shape: Size, settings: Any) -> _Shape:
+    normalized, eps = settings
+    return tuple(shape), list(range(len(shape) - normalized, len(shape))), eps
 
 
-def _of_rms_norm(node: Any, x: Tensor) -> _Rows:
-    dims = list(range(-len(node._saved_normalized_shape), 0))
-    return _Rows(x, dims, node._saved_eps or 0.0, lambda: (None, node._saved_result1))
-
-
-def _of_batch_norm(node: Any, x: Tensor) -> _Rows | None:
+def _rows_of_channels(shape: Size, settings: Any) -> _Shape | None:
     """Return the rows of a batch norm; instance norms are batch norms of one sample."""
-    if x.dim() < 2 or not getattr(node, "_saved_training", True):
+    training, eps = settings
+    if len(shape) < 2 or not training:
         return None
-    shape = [1, -1, *(1 for _ in x.shape[2:])]
-    eps = node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon
-    return _Rows(
-        x,
-        [0, *range(2, x.dim())],
-        eps,
-        lambda: (node._saved_result1.view(shape), node._saved_result2.view(shape)),
-    )
+    return tuple(shape), [0, *range(2, len(shape))], eps
 
 
-ROWS_OF: dict[str, Callable[[Any, Tensor], _Rows | None]] = {
-    "NativeGroupNormBackward0": _of_group_norm,
-    "NativeLayerNormBackward0": _of_layer_norm,
-    "FusedRmsNormBackward0": _of_rms_norm,
+_BATCH = _Norm(
+    lambda node: (
+        getattr(node, "_saved_training", True),
+        node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon,
+    ),
+    _rows_of_channels,
+)
+NORMS: dict[str, _Norm] = {
+    "NativeGroupNormBackward0": _Norm(
+        lambda node: (node._saved_group, node._saved_eps), _rows_of_groups
+    ),
+    "NativeLayerNormBackward0": _Norm(
+        lambda node: (len(node._saved_normalized_shape), 0.0), _last_rows
+    ),
+    "FusedRmsNormBackward0": _Norm(
+        lambda node: (len(node._saved_normalized_shape), node._saved_eps or 0.0), _last_rows, False
+    ),
     **dict.fromkeys(
-        (f"{kind}BatchNormBackward0" for kind in ("Native", "Cudnn", "Miopen")), _of_batch_norm
+        (f"{kind}BatchNormBackward0" for kind in ("Native", "Cudnn", "Miopen")), _BATCH
     ),
 }
 
 
-def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> Tensor:
+class _Rows(NamedTuple):
+    """The rows of a tensor.
+
+    Attributes:
+        shape: One of the tensor that has the dimensions of a row.
+        dims: These dimensions, in order.
+        number: How many there are.
+        limits: The limit of their mean square.
+        sizes: Those of the tensor for the kernels; None if it is another one.
+    """
+
+    shape: tuple[int, ...]
+    dims: list[int]
+    number: int
+    limits: Limits
+    sizes: RowSizes | None
+
+    def beside(self, statistic: Tensor) -> Tensor:
+        """Return a statistic of each row in a shape that broadcasts to the tensor."""
+        dims = self.dims
+        return statistic.view([1 if i in dims else n for i, n in enumerate(self.shape)])
+
+
+def limit_normalized(x: Tensor, codes: Any, groups: int, shape: Size) -> Tensor:
     """Return a decoded tensor that the node that runs has saved, as it needs it.
 
     A row of almost equal numbers has a tiny deviation, by which the backward of a norm divides the
     noise of codes. So the mean square of rows has a limit, in terms of that of exact rows after the
     norm, variance / (variance + eps) = 1 - eps scale^2.
+
+    The tensor may be changed: noise of a row without variance is of no use to others, either.
 
     Args:
         x: The tensor.
@@ -140,92 +134,128 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: torch.Size) -> T
         shape: Of the tensor that has the codes, of which x may be a view.
     """
     node: Any = torch._C._current_autograd_node()
-    rows_of = None if node is None else ROWS_OF.get(node.name())
-    if rows_of is None or not x.numel():
+    norm = None if node is None else NORMS.get(node.name())
+    if norm is None or not x.numel():
         return x
-    look = _look_at(node, x.device)
-    if look.calm and look.left:
-        look.left -= 1
+    rows = _limited_rows(norm, norm.settings(node), x.shape, x.stride(), groups, shape.numel())
+    if rows is None:
         return x
-    rows = rows_of(node, x)
-    if rows is None or _have_own_groups(rows, groups, shape.numel()):
+    mean, scale = norm.statistics(node)
+    if scale.numel() != rows.number:
         return x
-    mean, scale = rows.statistics()
-    given = rows.x
-    if scale.dim() != given.dim():
+    parameters = codes[-4 * groups :] if isinstance(codes, Tensor) else codes[1]
+    if rows.sizes is not None and cuda.available(x):
+        mean = None if mean is None else mean.float().contiguous()
+        scale = scale.float().contiguous()
+        cuda.limit_rows(x, mean, scale, parameters, groups, rows.sizes, rows.limits)
         return x
-    scale = scale.float()
-    if not look.left:
-        look.calm = rows.eps > 0 and _are_above_noise(rows, scale, codes, groups)
-        look.left = EVERY
-    look.left -= 1
-    if look.calm:
-        return x
-    square, center = _moments(rows)
-    mean = torch.zeros_like(center) if mean is None else mean.to(center.dtype)
+    eps, most, least = rows.limits
+    scale = rows.beside(scale.float())
+    if x.device.type == "cpu" and eps and _are_above_noise(rows, scale, parameters):
+        return x  # other devices would have to wait for the answer
+    given = x.view(rows.shape)
+    square, center = _moments(given, rows.dims)
+    mean = torch.zeros_like(center) if mean is None else rows.beside(mean).to(center.dtype)
     square = torch.addcmul(square, center - mean, center - mean).mul_(scale.square())
-    exact = (1 - rows.eps * scale.square()).clamp_(min=LEAST)
-    factor = square.div_(exact.mul_(rows.most)).clamp_(min=1).rsqrt_()
+    exact = (1 - eps * scale.square()).clamp_(min=least)
+    factor = square.div_(exact.mul_(most)).clamp_(min=1).rsqrt_()
     found = torch.empty_like(given)
     torch.lerp(mean.to(x.dtype), given, factor.to(x.dtype), out=found)
     return found.view(x.shape)
 
 
-def _have_own_groups(rows: _Rows, groups: int, elements: int) -> bool:
+@lru_cache(maxsize=4096)
+def _limited_rows(
+    norm: _Norm,
+    settings: Any,
+    shape: Size,
+    strides: tuple[int, ...],
+    groups: int,
+    elements: int,
+) -> _Rows | None:
+    """Return the rows of a tensor; None if they need no limit.
+
+    Args:
+        norm: The kind of norm.
+        settings: Those of its node.
+        shape: Of the tensor.
+        strides: Of the tensor.
+        groups: Of the codes.
+        elements: That have these codes.
+    """
+    found = norm.rows(shape, settings)
+    if found is None:
+        return None
+    split, dims, eps = found
+    x = torch.empty_strided(shape, strides, device="meta").view(split)
+    if _have_own_groups(x, dims, groups, elements):
+        return None
+    row = math.prod(x.shape[dim] for dim in dims)
+    limits = Limits(eps, _most_of(row, eps), LEAST)
+    return _Rows(split, dims, x.numel() // row, limits, _sizes_of(x, dims))
+
+
+def _most_of(elements: int, eps: float) -> float:
+    """Return by how much the mean square of a decoded row may exceed that of an exact one.
+
+    Backward subtracts x mean(g x) from the gradient g of the normalized row x. Noise n has a mean
+    of 0, so that most of it averages out in the gradients of weights; a row that is scaled down
+    makes them smaller. What remains is mean(g n), which all elements of a row share: in a row with
+    this mean square, x mean(g n) is as large as g.
+
+    Args:
+        elements: Of a row.
+        eps: What is added to the variance; 0 if it is not known: the row may have none at all.
+    """
+    return math.sqrt(elements) if eps else MOST
+
+
+def _have_own_groups(x: Tensor, dims: list[int], groups: int, elements: int) -> bool:
     """Whether no group of codes has numbers of two rows, so that its step suits the row."""
-    x = rows.x
     size, rest = divmod(elements, groups)
     # With fewer groups, the last one may be shorter, and the size of others is not known.
     known = not rest and size % _RUN == 0 and groups > size // _RUN + 1
     run = 1  # elements of a row that are neighbours
     for dim in reversed(range(x.dim())):
-        if dim not in rows.dims and dim - x.dim() not in rows.dims:
+        if dim not in dims:
             break
         run *= x.shape[dim]
     return known and x.is_contiguous() and x.numel() == elements and run % size == 0
 
 
-def _look_at(node: Any, device: torch.device) -> _Look:
-    """Return the last look at the statistics of a norm; one that is due if there was none.
-
-    A GPU would have to wait for the answer. So it is asked for rarely there, and for batch norms
-    alone, whose channels stay the same and lose their variance over many steps. Others count as
-    not calm there.
-    """
-    if device.type in AT_ONCE:
-        return _Look()
-    running = getattr(node, "_saved_running_mean", None)
-    if running is None or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return _Look(left=1)
-    looks = _LOOKS.setdefault(running.untyped_storage(), {})
-    return looks.setdefault(running.storage_offset(), _Look())
+def _are_by_channel(x: Tensor, dims: list[int]) -> bool:
+    """Whether the rows of a tensor are its channels."""
+    return x.dim() > 1 and dims == [0, *range(2, x.dim())]
 
 
-def _are_above_noise(rows: _Rows, scale: Tensor, codes: Any, groups: int) -> bool:
-    """Whether the variance of all rows is such that noise leaves them below `most`.
+def _sizes_of(x: Tensor, dims: list[int]) -> RowSizes | None:
+    """Return the sizes of a tensor for the kernels; None if it is not in their order in memory."""
+    by_channel = _are_by_channel(x, dims)
+    if by_channel and x.movedim(1, -1).is_contiguous():
+        return RowSizes(x.numel() // x.shape[1], x.shape[1], 1)
+    if not x.is_contiguous():
+        return None
+    outer = x.shape[0] if by_channel else 1
+    inner = math.prod(x.shape[dim] for dim in dims) // outer
+    return RowSizes(outer, x.numel() // (outer * inner), inner)
+
+
+def _are_above_noise(rows: _Rows, scale: Tensor, parameters: Tensor) -> bool:
+    """Whether the variance of all rows is such that noise leaves them below the limit.
 
     The variance of stochastic rounding is a quarter of the squared step of codes at most.
     """
-    params = codes[1]
-    if isinstance(codes, Tensor):
-        params = codes[-4 * groups :].view(torch.bfloat16).view(-1, 2)
-    step = params[:, 1].amax().float()
-    least = (scale.pow(-2) - rows.eps).amin()
-    return bool(4 * (rows.most - 1) * least >= step * step)
+    step = parameters.view(torch.bfloat16).view(-1, 2)[:, 1].abs().amax().float()  # the sign marks
+    least = (scale.pow(-2) - rows.limits.eps).amin()
+    return bool(4 * (rows.limits.most - 1) * least >= step * step)
 
 
-def _moments(rows: _Rows) -> tuple[Tensor, Tensor]:
+def _moments(x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
     """Return variance and mean of each row."""
-    x = rows.x
-    by_channel = rows.dims == [0, *range(2, x.dim())]
-    if by_channel and x.is_cuda:  # without a copy in float32
-        mean, inverse = torch.batch_norm_stats(x, 0.0)
-        variance = inverse.pow_(-2)
-    else:
-        x = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        if not by_channel:
-            return torch.var_mean(x, rows.dims, correction=0, keepdim=True)
-        # Faster than var_mean.
-        mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
+    x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    if x.device.type != "cpu" or not _are_by_channel(x, dims):
+        return torch.var_mean(x, dims, correction=0, keepdim=True)
+    # Faster than var_mean.
+    mean, variance = torch.ops.aten.batch_norm_update_stats(x, None, None, 0.0)
     shape = [1, -1, *(1 for _ in x.shape[2:])]
     return variance.view(shape), mean.view(shape)

@@ -2,7 +2,8 @@
 
 A decoded number may lie on the other side of a bound, so that its gradient is another one. Codes of
 such tensors have one bit per element and interval beside them. Hooks see a tensor before it is
-known which operation saves it: the first step finds out, and holds the tensor itself.
+known which operation saves it: the first step finds out, and holds the tensor itself. Tensors that
+are compared with other tensors are never rounded.
 """
 
 from __future__ import annotations
@@ -75,12 +76,20 @@ def _shrunk(node: Any) -> tuple[Interval, ...]:
     return (Interval(-float(node._saved_lambd), float(node._saved_lambd), closed=True),)
 
 
+_PAIRS = "Maximum Minimum Fmax Fmin Clamp MultiMarginLoss MultilabelMarginLoss".split()
 _INTERVALS: dict[str, Callable[[Any], tuple[Interval, ...]]] = {
     **dict.fromkeys(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0"), _clamped),
     **dict.fromkeys(("HardshrinkBackward0", "SoftshrinkBackward0"), _shrunk),
     **dict.fromkeys(
-        ("LeakyReluBackward0", "LeakyReluBackward1", "PreluKernelBackward0"),
+        [
+            *("LeakyReluBackward0", "LeakyReluBackward1", "PreluKernelBackward0"),
+            *("RreluWithNoiseBackward0", "RreluWithNoiseBackward1"),
+        ],
         lambda node: (_POSITIVE,),
+    ),
+    **dict.fromkeys(  # compare with tensors
+        [f"{n}Backward0" for n in _PAIRS] + ["ClampMinBackward1", "ClampMaxBackward1"],
+        lambda node: (),
     ),
     "AbsBackward0": lambda node: (_POSITIVE, _NEGATIVE),
     "HardsigmoidBackward0": lambda node: (Interval(-3.0, 3.0),),
@@ -93,11 +102,11 @@ _INTERVALS: dict[str, Callable[[Any], tuple[Interval, ...]]] = {
     ),
 }
 COMPARING_WITH = frozenset(_INTERVALS)
-"""Autograd nodes that compare their operand with bounds."""
+"""Autograd nodes that compare their operands with bounds, or with each other."""
 
 
 def intervals_of(node: Any) -> Intervals:
-    """Return the intervals with which a node compares its operand."""
+    """Return the intervals with which a node compares its operand; none if with a tensor."""
     found = _INTERVALS.get(node.name())
     return {} if found is None else dict.fromkeys(found(node))
 

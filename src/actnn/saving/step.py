@@ -41,7 +41,7 @@ from actnn.saving.held import (
     refuse_second_derivative,
     view_of_storage,
 )
-from actnn.saving.norm_limits import ROWS_OF, STATISTIC, STATISTICS, limit_normalized
+from actnn.saving.norm_limits import NORMS, STATISTIC, STATISTICS, limit_normalized
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
@@ -56,7 +56,7 @@ _native.set_held_rules(
     refuse_second_derivative,
     restore_sides,
     view_of_storage,
-    frozenset(ROWS_OF),
+    frozenset(NORMS),
     uncompiled(limit_normalized),
 )
 _native.set_divides(uncompiled(divides))
@@ -484,11 +484,11 @@ class Step(_native.Step):
         self.records.change(saved.record, held.held, reason, choice)
 
     def _keep_sides(self, intervals: Intervals, saved: Saved) -> None:
-        """Hold a tensor that backward compares with bounds; later ones have sides instead."""
+        """Hold a tensor that backward compares; if with bounds, later ones have sides instead."""
         packed = saved.packed()
         if isinstance(packed, (Compressed, View)):
             packed.compares(intervals)
-            self._keep_divided(saved, COMPARED_WITH)
+            self._keep_divided(saved, COMPARED_WITH if intervals else COMPARED)
 
     @uncompiled
     def _may_share(self, record: int, tensor: Tensor, path: str) -> bool:

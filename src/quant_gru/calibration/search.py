@@ -208,6 +208,10 @@ def squared_error(
     """
     # NumPy: torch would split these small arrays among threads, which then mostly wait
     edges, counts = (each.numpy() for each in occupied_bins(histogram))
+    # Empty bins add nothing: those between two others become one, of the count 0.
+    kept = np.ones(len(edges), dtype=bool)
+    kept[1:-1] = (counts[:-1] > 0) | (counts[1:] > 0)
+    edges, counts = edges[kept], counts[kept[:-1]]
     widths = np.diff(edges)
     # A bin whose values are all equal (an extreme on its edge) has zero width: a point mass.
     points = (widths == 0) & (counts > 0)

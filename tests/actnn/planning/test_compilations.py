@@ -104,6 +104,48 @@ def test_what_takes_too_long_to_compile_is_left_out_and_named(compiled, monkeypa
     assert "max_seconds are over: not measured: 'compiled as one'" in str(plan)
 
 
+def test_without_time_nothing_is_compiled_as_one(compiled, monkeypatch):
+    """Nor measured by blocks, so that nothing says what the model would need."""
+    monkeypatch.setattr(Measuring, "is_over", property(lambda self: True))
+    monkeypatch.setattr(Measuring, "has_time_for", lambda self, seconds: False)
+    plan = planner((256,) * 3).plan("1 GiB", noise_price=0.0)
+    assert compiled == {("block", (1.0, None)): 1}
+    for name in ("compiled as one", "compiled as one for 50%", "4 bits fused compiled as one"):
+        assert f"max_seconds are over: not measured: '{name}'" in str(plan)
+
+
+def test_models_compiled_as_one_come_first_if_time_is_short(compiled, monkeypatch):
+    """Compiling them takes the most of it. What was compiled is timed; what was not is named."""
+    made = planner((256,) * 3)
+    room = round(made.costs.peak((blocks.BlockChoice("keep"),) * 5) * 0.9)
+    over = []
+    for name in ("is_over", "is_late"):
+        monkeypatch.setattr(Measuring, name, property(lambda self: bool(over)))
+    monkeypatch.setattr(Measuring, "has_time_for", lambda self, seconds: not over)
+    peak, seconds, timed = made._measurement.peak, made._measurement.seconds, []
+
+    def measured(plan):
+        if not plan[0].whole:
+            return peak(plan)
+        if plan[0].memory == 1.0:
+            return 2 * room
+        over.append(plan)  # it took the rest of the time
+        return room
+
+    def timing(plan):
+        timed.append(plan)
+        return 1e-6 if plan[0].whole else seconds(plan)
+
+    monkeypatch.setattr(made._measurement, "peak", measured)
+    monkeypatch.setattr(made._measurement, "seconds", timing)
+    plan = made.plan(room, noise_price=0.0)
+    assert len(over) == 1
+    assert all(each.whole for each in plan.choices.values())
+    assert timed[0] == over[0]
+    assert sum(not each[0].whole for each in timed) <= 1
+    assert "max_seconds are over: not measured: '4 bits fused compiled as one'" in str(plan)
+
+
 @pytest.mark.parametrize("drops", [False, True])
 def test_other_orders_of_rounding_are_no_other_gradients(compiled, monkeypatch, drops):
     """But where random numbers are drawn, these may be others."""
@@ -119,3 +161,22 @@ def test_other_orders_of_rounding_are_no_other_gradients(compiled, monkeypatch, 
     made = Planner(nn.Sequential(*layers), torch.randn(256, 64), bits=(), compile=True)
     assert made._measurement._draws == drops
     assert (blocks.BlockChoice("keep", memory=0.5) in made.costs.of) == (not drops)
+
+
+@pytest.mark.parametrize(("factor", "right"), [(1.04, True), (1.5, False)])
+def test_rounding_of_compiled_code_is_measured(compiled, monkeypatch, factor, right):
+    """As in bfloat16, compiled code may be far from uncompiled code, which is as exact."""
+
+    def scaled(by):
+        def other(graph, inputs):
+            run = aot_eager(graph, inputs)
+            return lambda *arguments: [y * by for y in run(*arguments)]
+
+        return other
+
+    monkeypatch.setattr(blocks, "_backend", lambda form: scaled(1.02 if form[0] == 1 else factor))
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(2)]
+    made = Planner(nn.Sequential(*layers), torch.randn(256, 64), bits=(), compile=True)
+    assert 2.5e-3 < made._measurement._rounding < 0.05
+    assert (blocks.BlockChoice("keep", memory=0.5) in made.costs.of) == right

@@ -10,10 +10,11 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.utils.checkpoint import checkpoint
 
 import actnn
-from actnn.planning import Planner, blocks
+from actnn.planning import Planner, blocks, measure
 from actnn.planning.blocks import BlockChoice
 from actnn.planning.fit import KEEP, RECOMPUTE
 from actnn.planning.meter import HostMeter
+from actnn.planning.progress import Measuring
 
 
 class Block(nn.Module):
@@ -281,6 +282,61 @@ def test_noise_of_units_without_parameters_counts():
     noise = planner._noise((KEEP, BlockChoice("compress", 2), KEEP))
     assert 1e-4 < noise < planner._noise((BlockChoice("compress", 2),) * 3)
     assert planner._noise((KEEP, RECOMPUTE, KEEP)) == 0.0
+
+
+class Normed(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)).relu()
+
+
+def norms_in_a_row(blocks=6, width=8):
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, width, 3, padding=1)
+    return nn.Sequential(
+        stem,
+        *[Normed(width) for _ in range(blocks)],
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, 4),
+    )
+
+
+def rounds_from(first, planner):
+    """A plan whose units recompute, from `first` on from inputs of 4 bits."""
+    units = len(planner._units)
+    return (RECOMPUTE,) * first + (BlockChoice("recompute", 4),) * (units - first)
+
+
+def test_noise_is_that_of_the_codes_of_a_unit_also_in_units_before_it():
+    """Norms take it there: the parameters of the first unit get most of it, and it makes none."""
+    planner = Planner(norms_in_a_row(), torch.randn(16, 3, 16, 16), bits=(4,))
+    noise = planner.costs.of[BlockChoice("recompute", 4)].noise
+    assert noise[0] < 0.1 * noise.max()
+    for first in (2, 5, 6):
+        plan = rounds_from(first, planner)
+        assert planner.costs.noise(plan) == pytest.approx(planner._noise(plan), rel=0.3)
+
+
+def test_noise_of_groups_where_a_model_has_many_units(monkeypatch):
+    monkeypatch.setattr(measure, "GROUPS", 4)
+    planner = Planner(norms_in_a_row(), torch.randn(16, 3, 16, 16), bits=(4,))
+    plan = rounds_from(6, planner)  # where the third group begins
+    assert planner.costs.noise(plan) == pytest.approx(planner._noise(plan), rel=0.3)
+
+
+def test_noise_of_units_is_not_measured_after_the_time(monkeypatch):
+    is_over = iter([False] * 3 + [True] * 9)
+    monkeypatch.setattr(Measuring, "is_over", property(lambda self: next(is_over, True)))
+    planner = Planner(norms_in_a_row(), torch.randn(16, 3, 16, 16), bits=(4,))
+    monkeypatch.undo()
+    assert "which blocks make the noise of 'recompute 4 bits'" in planner._measurement.notes[0]
+    plan = rounds_from(6, planner)
+    assert planner.costs.noise(plan) < 0.1 * planner._noise(plan)
 
 
 def test_plans_for_blocks_that_checkpoint_themselves():

@@ -169,6 +169,8 @@ STEEP = {
     "acos": lambda x: torch.acos(x.mul(4).tanh() * 0.9999),
     "erfinv": lambda x: torch.erfinv(x.mul(3).tanh() * 0.999),
     "logit": lambda x: torch.logit(x.mul(8).sigmoid() * 0.998 + 0.001),
+    "prod": lambda x: x.unflatten(-1, (-1, 4)).prod(-1),
+    "copysign": lambda x: torch.copysign(x, x.roll(1, -1)),
     "norm": lambda x: x.unflatten(-1, (-1, 2)).norm(dim=-1),
     "linalg norm": lambda x: torch.linalg.vector_norm(x.unflatten(-1, (-1, 2)), dim=-1),
     "distance": lambda x: torch.cdist(x.view(-1, 8, 8), x.view(-1, 8, 8) + 1e-3),
@@ -341,6 +343,34 @@ def test_a_loss_may_divide_by_the_results_of_a_network(name, module, where):
         found = gradient(value(), parameters)
         assert float((found - exact).norm() / exact.norm()) < 0.02
     assert DIVIDED in {record.reason for record in net.actnn.records}
+
+
+LEARNED = {
+    "softmax": lambda x: x.softmax(-1)[:, 0].log(),
+    "softmax and a number": lambda x: (x.softmax(-1) + 1e-8).log()[:, 0],
+    "softmax by hand": lambda x: softmax_by_hand(x)[:, 0].log(),
+    "binary cross-entropy": lambda x: F.binary_cross_entropy(x.sigmoid(), x.gt(0.5) * 1.0),
+    "division": lambda x: 1 / (x.exp() + 1e-3),
+    "focal loss": lambda x: (1 - x.softmax(-1)).square() * x.softmax(-1).clamp_min(1e-12).log(),
+}
+
+
+@noisy
+@pytest.mark.parametrize("way", ["model", "context"])
+@pytest.mark.parametrize("name", LEARNED)
+def test_results_of_networks_come_near_0_after_the_first_step(name, way):
+    torch.manual_seed(0)
+    net, x, seen = Steep(LEARNED[name]), torch.randn(256, 32), []
+    plain, parameters = deepcopy(net), list(net.parameters())
+    saving = Saving(bits=8, min_bytes=0, model=net)
+    if way == "model":
+        saving = actnn.compress(net, bits=8, min_bytes=0).actnn
+    for scale in (1, 30, 30):
+        exact = gradient(plain(x * scale).mean(), list(plain.parameters()))
+        with saving if way == "context" else nullcontext():
+            loss = net(x * scale).mean()
+        seen.append(float((gradient(loss, parameters) - exact).norm() / exact.norm()))
+    assert max(seen) < 0.02
 
 
 def cross_entropy(p):

@@ -1,6 +1,8 @@
 """Norms whose rows have no variance, such as maps of filters that are 0."""
 
-import gc
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "cuda"))
+from host_machine import COMPILER, Host, folder_of
+
 import actnn
-from actnn.saving import norm_limits
+from actnn.saving.cuda import executor
 
 WIDTH = 32
 
@@ -64,6 +69,11 @@ NORMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(folder_of(tmp_path_factory), sources=executor.SOURCES)
+
+
 def gradients(model, value):
     found = torch.autograd.grad(value, list(model.parameters()))
     return torch.cat([each.flatten() for each in found])
@@ -90,6 +100,37 @@ def test_rows_without_variance(name, way, layout):
     exact = gradients(model, model(x).square().mean())
     value = compressed_loss(model, x, way, 1024)
     assert float((gradients(model, value) - exact).norm() / exact.norm()) < 0.05
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("GroupNorm", torch.contiguous_format),
+        ("BatchNorm", torch.contiguous_format),
+        ("BatchNorm", torch.channels_last),
+        ("InstanceNorm", torch.contiguous_format),
+    ],
+    ids=str,
+)
+def test_kernels_for_rows_without_variance(name, layout, host, monkeypatch):
+    """As on a GPU: the kernels have the layout of every norm, and leave what is held as it is."""
+    calls = []
+
+    def limit_rows(x, *arguments):
+        calls.append(x.clone())
+        executor.limit_rows(x, *arguments, machine=host)
+        calls[-1] = calls[-1] - x
+
+    kernels = SimpleNamespace(
+        available=lambda x: True, limit_rows=limit_rows, Limits=executor.Limits
+    )
+    monkeypatch.setattr("actnn.saving.norm_limits.cuda", kernels)
+    test_rows_without_variance(name, "context", layout)
+    assert len(calls) == 1
+    rows = calls[0].abs().amax((0, 2, 3))
+    assert (rows > 0).any()
+    assert (rows == 0).any()
 
 
 class Reading(nn.Module):
@@ -151,7 +192,7 @@ def test_rows_with_variance_stay_as_they_are(dtype, monkeypatch):
     found = []
     for _ in range(2):
         found.append(gradients(model, compressed_loss(model, x, "context", 1024)))
-        monkeypatch.setattr("actnn.saving.norm_limits.ROWS_OF", {})
+        monkeypatch.setattr("actnn.saving.norm_limits.NORMS", {})
     assert float((found[0] - found[1]).norm() / found[1].norm()) < (
         1e-3 if dtype == torch.float32 else 0.02
     )
@@ -221,50 +262,6 @@ def test_rows_above_noise_take_no_time(norm, size, scale, limited, monkeypatch):
         )
     y.sum().backward()
     assert bool(calls) == limited
-
-
-def test_a_gpu_waits_rarely_for_the_statistics_of_batch_norms(monkeypatch):
-    """On a CPU as if it were one: a channel that loses its variance is found in time."""
-    monkeypatch.setattr(norm_limits, "AT_ONCE", frozenset())
-    monkeypatch.setattr(norm_limits, "EVERY", 4)
-    looks, look = [], norm_limits._are_above_noise
-    monkeypatch.setattr(
-        norm_limits, "_are_above_noise", lambda *a: looks.append(look(*a)) or looks[-1]
-    )
-    torch.manual_seed(0)
-    model, x = Images(nn.BatchNorm2d(WIDTH)), torch.randn(4, 3, 5, 5)
-    nn.init.normal_(model.embed.weight)
-    steps, errors = [], []
-    for step in range(12):
-        if step == 5:
-            with torch.no_grad():
-                model.embed.weight[:8] = 0
-        exact = gradients(model, model(x).square().mean())
-        found = gradients(model, compressed_loss(model, x, "context", 1024))
-        errors.append(float((found - exact).norm() / exact.norm()))
-        steps.append(len(looks))
-    assert steps == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
-    assert looks == [True, True, False]
-    assert max(errors[:5] + errors[8:]) < 0.05
-
-
-def test_looks_are_those_of_one_batch_norm(monkeypatch):
-    """Not of another one in the same storage, nor of one that is gone."""
-    monkeypatch.setattr(norm_limits, "AT_ONCE", frozenset())
-    before = len(norm_limits._LOOKS)
-    torch.manual_seed(0)
-    means, x = torch.zeros(2, WIDTH), torch.randn(4, 3, 5, 5)
-    calm, quiet = Images(nn.BatchNorm2d(WIDTH)), Images(nn.BatchNorm2d(WIDTH))
-    nn.init.normal_(calm.embed.weight)
-    calm.norm.running_mean, quiet.norm.running_mean = means
-    for model in (calm, quiet):
-        exact = gradients(model, model(x).square().mean())
-        found = gradients(model, compressed_loss(model, x, "context", 1024))
-        assert float((found - exact).norm() / exact.norm()) < 0.05
-    assert len(norm_limits._LOOKS) == before + 1
-    del calm, quiet, model, means
-    gc.collect()
-    assert len(norm_limits._LOOKS) == before
 
 
 def test_statistics_of_groups_are_kept():

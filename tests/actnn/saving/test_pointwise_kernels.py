@@ -1,4 +1,4 @@
-"""The CUDA kernels of masks and dropout, on an emulated GPU and compiled for real ones."""
+"""The CUDA kernels of masks, dropout and norms, on an emulated GPU and compiled for real ones."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,16 @@ from host_machine import COMPILER, Host, folder_of
 from actnn.layers.derivatives import RULES, kind_of
 from actnn.layers.pooling import Window
 from actnn.saving.bit_masks import pack_mask
-from actnn.saving.cuda.executor import REAL, SOURCES, kernel_of, run, run_windows
+from actnn.saving.cuda.executor import (
+    REAL,
+    SOURCES,
+    Limits,
+    RowSizes,
+    kernel_of,
+    limit_rows,
+    run,
+    run_windows,
+)
 from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernel_runtime.cuda.launch import Kernel
 
@@ -199,12 +208,95 @@ def test_window_positions(host, last):
     assert torch.equal(again, indices)
 
 
+@emulated
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        ((301, 40, 1), torch.float32),
+        ((2000, 33, 1), torch.bfloat16),
+        ((1, 1, 1), torch.float32),
+        ((4, 3, 49), torch.bfloat16),
+        ((1, 5, 96), torch.float32),
+        ((1, 5, 400), torch.float16),
+        ((7, 3, 3000), torch.float32),
+    ],
+    ids=str,
+)
+def test_rows_of_norms(host, sizes, dtype):
+    """Rows above the limit have it after the kernel; others keep their bits."""
+    torch.manual_seed(0)
+    rows = sizes[1]
+    x = torch.randn(sizes) * torch.logspace(-2, 2, rows)[:, None] + torch.arange(rows)[:, None]
+    x = x.to(dtype)
+    mean = torch.arange(rows).float() + 0.25
+    codes = torch.tensor([[0.0, 1e6]] * 700).bfloat16(), 700
+    for center in (mean, None):
+        off = x.float() - (0 if center is None else center[:, None])
+        scale = torch.full((rows,), 2.0)
+        scale[::2] = 0.001  # below the limit
+        eps, most = 0.2, 4.0
+        limit = (1 - eps * scale.square()) * most
+        square = off.square().mean((0, 2)) * scale.square()
+        factor = (square / limit).clamp(min=1).rsqrt()
+        expected = (x.float() + off * (factor - 1)[:, None]).to(dtype)
+        memory = torch.full((x.numel() + 128,), 7.0, dtype=dtype)
+        found = memory[64:-64].view(sizes)
+        found.copy_(x)
+        limits = Limits(eps, most, 1e-6)
+        limit_rows(found, center, scale, *codes, RowSizes(*sizes), limits, machine=host)
+        assert (memory[:64] == 7).all()
+        assert (memory[-64:] == 7).all()
+        calm = square < limit * 0.999
+        assert calm.any() or rows == 1
+        assert torch.equal(found[:, calm], x[:, calm])
+        tolerance = 1e-5 if dtype == torch.float32 else 0.01
+        largest = off.abs().amax((0, 2))[:, None] + rows
+        assert ((found.float() - expected.float()).abs() <= tolerance * largest).all()
+        again = found.clone()
+        limits = Limits(eps, most * 1.01, 1e-6)
+        limit_rows(again, center, scale, *codes, RowSizes(*sizes), limits, machine=host)
+        assert torch.equal(again, found)  # what has the limit keeps it
+
+
+@emulated
+@pytest.mark.parametrize("groups", [1, 63, 64, 20000])
+def test_rows_above_noise_are_not_read(host, groups):
+    """By the largest step, of which the sign is a mark; others are limited."""
+    x = torch.randn(4000, 2, 5) * 10
+    mean, scale = torch.zeros(2), torch.tensor([1.0, 0.5])
+    limits = Limits(0.1, 5.0, 1e-6)  # variances: 0.9 and 3.9
+    for place in {0, groups // 2, groups - 1}:
+        steps = torch.zeros(groups, 2).bfloat16()
+        steps[place, 1] = -5.5  # between 4 sqrt(0.9) and 4 sqrt(3.9)
+        found = x.clone()
+        limit_rows(found, mean, scale, steps, groups, RowSizes(4000, 2, 5), limits, machine=host)
+        assert torch.equal(found[:, 1], x[:, 1])
+        square = found[:, 0].square().mean()
+        assert abs(float(square) - 0.9 * 5) < 1e-3
+
+
+@emulated
+def test_rows_that_are_not_finite(host):
+    """An infinity or a NaN does not reach other rows."""
+    x = torch.randn(8, 4, 9)
+    x[2, 1, 3], x[3, 2, 4] = float("inf"), float("nan")
+    found, scale = x.clone(), torch.full((4,), 0.1)
+    codes = torch.ones(1, 2).bfloat16(), 1
+    limits = Limits(1e-5, 2.0, 1e-6)
+    limit_rows(found, torch.zeros(4), scale, *codes, RowSizes(8, 4, 9), limits, machine=host)
+    assert torch.equal(found[:, [0, 3]], x[:, [0, 3]])
+    assert not found[2, 1, 3].isfinite()
+    assert not found[3, 2, 4].isfinite()
+
+
 @pytest.mark.skipif(compiler.missing() is not None, reason="needs NVRTC")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 def test_kernels_compile(arch, tmp_path, monkeypatch):
     monkeypatch.setenv(SOURCES.cache.variable, str(tmp_path))
     dtype = dict(zip(("sm_80", "sm_90a", "sm_100"), REAL, strict=True))[arch]
     kernels = [kernel_of(name, dtype, True, 1, 3) for name in ("rectify", "dropout", "slopes")]
-    for kernel in (*kernels, Kernel.of("windows", "window_offsets", {})):
+    kernels.append(Kernel.of("windows", "window_offsets", {}))
+    kernels.append(Kernel.of("rows", "limit_rows", {"REAL": REAL[dtype], "ROWS": 32}))
+    for kernel in kernels:
         code = compiler.machine_code(SOURCES, kernel.source, dict(kernel.macros), arch)
         assert code.startswith(b"\x7fELF")

@@ -25,6 +25,8 @@ COMPARED = {
     "hardshrink": F.hardshrink,
     "softshrink": F.softshrink,
     "hardsigmoid": F.hardsigmoid,
+    "rrelu of one slope": lambda x: F.rrelu(x, 0.2, 0.2, training=True),
+    "rrelu in evaluation": lambda x: F.rrelu(x, 0.1, 0.3),
 }
 WIDE = torch.where(torch.arange(64) % 16 == 0, 100.0, 1.0)  # a wide range of each group
 
@@ -48,6 +50,38 @@ def test_no_element_has_the_derivative_of_another_side(name, bits):
         del value
         assert saving.held_bytes == 0
     assert "compared with a bound" not in {record.reason for record in saving.records}
+
+
+PAIRS = {
+    "maximum": lambda x: torch.maximum(x, x * 0.99 + 0.001),
+    "minimum": lambda x: torch.min(x, -x),
+    "fmax": lambda x: torch.fmax(x, x.flip(0)),
+    "fmin": lambda x: torch.fmin(x, x.flip(0)),
+    "maximum with a constant": lambda x: torch.maximum(x, torch.zeros(())),
+    "clamp": lambda x: x.clamp(torch.full((64,), -0.1), torch.full((64,), 0.2)),
+    "clamp below": lambda x: torch.clamp_min(x, x.roll(1, 0)),
+    "clamp above": lambda x: torch.clamp_max(x, x.roll(1, 0)),
+    "margins": lambda x: F.multi_margin_loss(x * 9, torch.arange(256) % 64, reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_is_compared_with_tensors_is_exact(name):
+    torch.manual_seed(0)
+    x, weight = torch.randn(256, 32), (torch.randn(32, 64) / 6).requires_grad_()
+
+    def loss():
+        y = PAIRS[name](x @ weight * WIDE)
+        return (y * torch.linspace(-1, 1, y.shape[-1])).mean()
+
+    (exact,) = torch.autograd.grad(loss(), weight)
+    saving = Saving(bits=8, min_bytes=1024)
+    for _ in range(3):
+        with saving:
+            value = loss()
+        (found,) = torch.autograd.grad(value, weight)
+        assert float((found - exact).norm() / exact.norm()) < 0.01
+    assert "compared in backward" in {record.reason for record in saving.records}
 
 
 def test_later_steps_hold_one_bit_more():

@@ -1,10 +1,17 @@
 """Lightning and accelerate train compressed models as they train others; timm's models, too."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from trained_models import ids, llama
 from trainer_packages import package
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from actnn_parts import costs
 
 import actnn
 
@@ -152,6 +159,32 @@ def test_results_and_gradients_of_published_image_models(name):
     assert torch.equal(results[4], results[None])
     for exact, ours in zip(gradients[None], gradients[32], strict=True):
         assert (exact - ours).norm() <= 1e-5 * exact.norm() + 1e-7
+
+
+def first_step(name, bits):
+    """Return the loss of a first step, and the gradients."""
+    make, loss, least = costs.model_of(name)
+    with torch.random.fork_rng(devices=[]):
+        model = costs.made(make)
+    if bits:
+        actnn.compress(model, bits=bits, min_bytes=least)
+    value = loss(model, 0)
+    value.backward()
+    return value.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("name", [*costs.LANGUAGE, "denoiser"])
+def test_the_first_loss_of_published_models(name):
+    """It is exact at any width, bit for bit; gradients without rounding."""
+    package("transformers"), package("timm"), package("peft")
+    loss, gradients = first_step(name, None)
+    same, ours = first_step(name, 32)
+    rounded, others = first_step(name, 4)
+    assert torch.equal(same, loss)
+    assert torch.equal(rounded, loss)
+    for exact, found in zip(gradients, ours, strict=True):
+        assert (exact - found).norm() <= 1e-5 * exact.norm() + 1e-9
+    assert any(not torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
 
 
 def test_linear_attention_of_a_published_model():

@@ -133,7 +133,7 @@ def _launch(
     arguments.lowest, arguments.highest = reached(bounds) if function == "encode" else bounds
     if machine is None:
         machine = driver.machine_of(device, SOURCES)
-    return tensor_launch(machine, device, chosen.kernel, grid, arguments, VARYING)
+    return tensor_launch(machine, device, [(chosen.kernel, grid)], arguments, VARYING)
 
 
 launch_of: Callable[..., TensorLaunch] = lru_cache(maxsize=4096)(_launch)

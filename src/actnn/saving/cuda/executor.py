@@ -1,4 +1,4 @@
-"""Launches of the pointwise kernels."""
+"""Launches of the kernels for masks, activations, dropout, windows and rows of norms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,8 +41,43 @@ WindowsC: Any = structure(
     **dict.fromkeys("n inner".split(), ctypes.c_int64),
     **dict.fromkeys("inside outside kernel stride padding dilation".split(), ctypes.c_int32 * 3),
 )
+RowsC: Any = structure(
+    "RowsC",
+    **dict.fromkeys("x mean scale parameters scratch".split(), ctypes.c_void_p),
+    **dict.fromkeys("groups outer rows inner parts".split(), ctypes.c_int64),
+    **dict.fromkeys("eps most least".split(), ctypes.c_float),
+)
+
+
+class Limits(NamedTuple):
+    """The limit of the mean square (x - mean)^2 scale^2 of a row.
+
+    Attributes:
+        eps: What is added to the variance in the scale; 0 if it is not known.
+        most: Its multiple of the mean square of an exact row, 1 - eps scale^2.
+        least: The least mean square of an exact row.
+    """
+
+    eps: float
+    most: float
+    least: float
+
+
+class RowSizes(NamedTuple):
+    """The sizes of a tensor that is (outer, rows, inner) in memory.
+
+    Elements of a row are (outer, inner).
+    """
+
+    outer: int
+    rows: int
+    inner: int
+
+
 REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _EACH, _THREADS = 8, 256
+_PART, _BLOCKS, _MOST_PARTS = 1 << 13, 1024, 256  # elements of a block, blocks, parts of a row
+_STEPS = 64  # blocks of 'largest_steps'
 _SOURCE = {"rectify": "masks", "pass": "masks", "restore": "masks", "dropout": "dropout"}
 _SOURCE |= {"slopes": "slopes", "times": "slopes"}
 
@@ -75,7 +110,7 @@ def _runs_on(device: torch.device) -> bool:
 
 
 def available(x: Tensor) -> bool:
-    """Whether the pointwise kernels can run on a tensor."""
+    """Whether the kernels can run on a tensor."""
     return x.is_cuda and x.dtype in REAL and _runs_on(x.device)
 
 
@@ -138,7 +173,7 @@ def _launch(
     arguments = PointwiseC(n=n, low=low, high=high, slope=slope)
     grid = Grid((-(-n // (_EACH * _THREADS)), 1), _THREADS)
     varying = ("x", "y", "bits", "seed", "tensor")
-    return tensor_launch(machine, device, kernel, grid, arguments, varying)
+    return tensor_launch(machine, device, [(kernel, grid)], arguments, varying)
 
 
 _launch_of: Callable[..., TensorLaunch] = lru_cache(maxsize=4096)(_launch)
@@ -171,3 +206,70 @@ def run_windows(
     arguments = WindowsC(indices.data_ptr(), offsets.data_ptr(), n, inner, *triples)
     kernel = Kernel.of("windows", function, {})
     machine.launch(kernel, Grid((-(-n // _THREADS), 1), _THREADS), arguments)
+
+
+def limit_rows(
+    x: Tensor,
+    mean: Tensor | None,
+    scale: Tensor,
+    parameters: Tensor,
+    groups: int,
+    sizes: RowSizes,
+    limits: Limits,
+    machine: Machine | None = None,
+) -> None:
+    """Limit the mean square of normalized rows, in place, on the current stream.
+
+    Rows above the limit are scaled to it, as differences from their mean. Others keep their bits.
+
+    Args:
+        x: The tensor.
+        mean: float32, of each row; None for 0.
+        scale: float32, 1 / sqrt(variance + eps) of each row.
+        parameters: Base and step of each group of codes of x, bfloat16.
+        groups: The number of these groups.
+        sizes: Those of x.
+        limits: The limit.
+        machine: The machine that runs the kernels; None for the GPU of x.
+    """
+    if not x.numel():
+        return
+    launch, size = _rows_launch_of(x.dtype, sizes, limits, x.device, machine)
+    launch(x, mean, scale, parameters, x.new_empty(size, dtype=torch.float32), groups)
+
+
+def _rows_launch(
+    dtype: torch.dtype,
+    sizes: RowSizes,
+    limits: Limits,
+    device: torch.device,
+    machine: Machine | None,
+) -> tuple[TensorLaunch, int]:
+    """Return a launch and the size of its scratch.
+
+    It is a function of x, mean, scale, parameters, scratch and groups.
+    """
+    if machine is None:
+        machine = driver.machine_of(device, SOURCES)
+    outer, rows, inner = sizes
+    together = 32 if inner == 1 and outer > 1 else 1  # rows of a block
+    blocks = -(-rows // together)
+    parts = -(-outer * inner * together // _PART)
+    parts = min(parts, -(-_BLOCKS // blocks), _MOST_PARTS)
+    functions = {}
+    if parts > 1 and limits.eps:
+        functions["largest_steps"] = (_STEPS, 1)
+    if parts > 1:
+        functions["row_squares"] = (blocks, parts)
+    functions["limit_rows"] = (blocks, parts)
+    macros = {"REAL": REAL[dtype], "ROWS": together}
+    launches = [
+        (Kernel.of("rows", function, macros), Grid(each, _THREADS, shared_bytes=4 * _THREADS))
+        for function, each in functions.items()
+    ]
+    arguments = RowsC(parts=parts, **sizes._asdict(), **limits._asdict())
+    varying = ("x", "mean", "scale", "parameters", "scratch", "groups")
+    return tensor_launch(machine, device, launches, arguments, varying), _STEPS + parts * rows
+
+
+_rows_launch_of: Callable[..., tuple[TensorLaunch, int]] = lru_cache(maxsize=4096)(_rows_launch)

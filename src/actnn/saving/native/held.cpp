@@ -45,6 +45,10 @@ HeldRules &held_rules() {
 
 void Use::compares(const nb::handle &with) {
     if (!any) return;
+    if (!PyDict_Size(with.ptr())) {
+        compared = *any = true;
+        return;
+    }
     if (!intervals.is_valid()) intervals = checked(PyDict_New());
     if (PyDict_Update(intervals.ptr(), with.ptr())) throw nb::python_error();
     *any = true;
@@ -155,6 +159,11 @@ nb::object unpack(const nb::handle &held, const nb::handle &view) {
 nb::object unpack_for_backward(const nb::handle &held) {
     nb::object tensor = unpack(held, nb::none());
     if (nb::isinstance<Kept>(held) || !norm_runs() || !engine_asks()) return tensor;
+    const bool is_exact =
+        nb::isinstance<Compressed>(held)
+            ? nb::inst_ptr<Compressed>(held)->is_beside(tensor)
+            : nb::isinstance<View>(held) && nb::inst_ptr<View>(held)->is_beside(tensor);
+    if (is_exact) return tensor;
     const nb::object codes = held.attr("codes");
     return codes.is_none() ? tensor : held_rules().limit_normalized(tensor, *nb::tuple(codes));
 }

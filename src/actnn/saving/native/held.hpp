@@ -43,8 +43,9 @@ struct Use {
     std::shared_ptr<bool> any;     // whether it does for any kind; none for what is always kept
     std::shared_ptr<bool> warned;  // whether a step was warned of whose codes were not exact enough
     bool divides = false;
+    bool compared = false;       // whether backward compares such tensors with other tensors
     nanobind::object intervals;  // a dictionary of those with which backward compares; or null
-    // Says with which intervals backward compares tensors of this kind.
+    // Says with which intervals backward compares tensors of this kind; with none: with tensors.
     void compares(const nanobind::handle &with);
     // Returns the answer for what runs now; a warning names the path if there is one.
     bool ask(const nanobind::handle &tensor, int64_t bits, const nanobind::handle &path);
@@ -76,6 +77,7 @@ class Beside {
     Beside(const nanobind::handle &tensor, std::shared_ptr<Counter> counter);
     // Returns the tensor; null if it was changed in place since it was saved.
     nanobind::object get() const;
+    bool is(const nanobind::handle &tensor) const { return tensor_.is(tensor); }
 
  private:
     nanobind::object tensor_;
@@ -122,6 +124,8 @@ class Compressed {
     std::unique_ptr<Beside> beside(const nanobind::handle &tensor) const {
         return tensor.is_none() ? nullptr : std::make_unique<Beside>(tensor, share_.counter());
     }
+    // Whether what unpack returned is the tensor beside the codes.
+    bool is_beside(const nanobind::handle &tensor) const { return beside_ && beside_->is(tensor); }
     // Returns the decoded tensor, or a view of it; one that is still alive is used again. exact:
     // the same, not rounded, or null.
     nanobind::object unpack(const nanobind::handle &view, const Beside *exact);
@@ -163,6 +167,7 @@ class View {
         if (nanobind::isinstance<Compressed>(held_))
             beside_ = nanobind::inst_ptr<Compressed>(held_)->beside(tensor);
     }
+    bool is_beside(const nanobind::handle &tensor) const { return beside_ && beside_->is(tensor); }
     nanobind::object codes() const;
     nanobind::object unpack() const;
 

@@ -320,6 +320,7 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
     if (!instead && (learns_ || uses_.any())) {
         use = uses_.of({nb::cast<std::string>(where.path), made_by, part_by, d.kind}, where.path);
         if (use->divides && exact.is_none()) exact = words().divided;
+        if (use->compared && exact.is_none()) exact = words().compared;
     }
     Decision decision =
         decide(whole, d, made_by, part, part_d, part_by, where, exact, other_op, cached);

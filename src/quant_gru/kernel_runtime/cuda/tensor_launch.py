@@ -15,28 +15,27 @@ from quant_gru.kernel_runtime.cuda.streams import native_streams
 def tensor_launch(
     machine: Machine,
     device: torch.device,
-    kernel: Kernel,
-    grid: Grid,
+    launches: Sequence[tuple[Kernel, Grid]],
     arguments: ctypes.Structure,
     varying: Sequence[str],
 ) -> _native.TensorLaunch:
-    """Prepare a launch of a kernel.
+    """Prepare launches of kernels that take the same arguments.
 
     Args:
-        machine: The machine that runs it.
+        machine: The machine that runs them.
         device: The device of the tensors.
-        kernel: The kernel. It is compiled now, if it has not been before.
-        grid: Its launch dimensions.
-        arguments: Its arguments.
+        launches: The kernels, in order, and their launch dimensions. They are compiled now, if they
+            have not been before.
+        arguments: Their arguments.
         varying: Fields of the arguments, of 8 bytes each, that differ between calls.
 
     Returns:
         A function of their values in this order: a tensor stands for its address, None for a null
-        pointer, an integer for itself. It starts the kernel on the current stream of the device.
+        pointer, an integer for itself. It starts the kernels on the current stream of the device.
         Threads may share it.
     """
     kind, base = type(arguments), ctypes.addressof(arguments)
-    prepared = machine.prepare(kernel, grid, arguments)
+    prepared = machine.join([machine.prepare(*each, arguments) for each in launches])
     return _native.TensorLaunch(
         prepared.native,
         [base + getattr(kind, name).offset for name in varying],

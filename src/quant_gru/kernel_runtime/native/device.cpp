@@ -1,8 +1,10 @@
 #include "kernel_runtime/native/device.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <future>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "kernel_runtime/native/embedder.hpp"
@@ -85,20 +87,28 @@ std::string Device::code_of(const Kernel &kernel) {
 }
 
 void Device::compile(const std::vector<Kernel> &kernels) {
-    std::map<std::string, std::future<std::string>> coming;
+    std::map<std::string, const Kernel *> missing;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const Kernel &each : kernels) {
             const std::string name = name_of(each);
-            if (!modules_.count(name) && !compiled_.count(name) && !coming.count(name))
-                coming[name] = std::async(machine_code, each, arch_);
+            if (!modules_.count(name) && !compiled_.count(name)) missing[name] = &each;
         }
     }
-    for (auto &[name, future] : coming) {
-        std::string code = future.get();
-        const std::lock_guard<std::mutex> lock(mutex_);
-        compiled_[name] = std::move(code);
-    }
+    auto next = missing.cbegin();
+    const auto work = [&] {
+        for (std::unique_lock<std::mutex> lock(mutex_); next != missing.cend();) {
+            const auto &[name, kernel] = *next++;
+            lock.unlock();
+            std::string code = machine_code(*kernel, arch_);
+            lock.lock();
+            compiled_[name] = std::move(code);
+        }
+    };
+    const size_t most = std::max(1U, std::thread::hardware_concurrency());
+    std::vector<std::future<void>> workers(std::min(most, missing.size()));
+    for (auto &each : workers) each = std::async(work);
+    for (auto &each : workers) each.get();
 }
 
 Function Device::load(const Kernel &kernel, const Grid &grid) {

@@ -4,7 +4,6 @@
 #include <string>
 #include <type_traits>
 
-#include "kernel_runtime/native/compiler.hpp"
 #include "kernel_runtime/native/cubin_cache.hpp"
 #include "kernel_runtime/native/sources.hpp"
 #include "model_on_gpu.hpp"
@@ -57,7 +56,7 @@ Kernel kernel_of(const char *source, const char *macros) {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT const char *key_of_kernel(const char *source, const char *macros, const char *arch) {
-    return told([&] { return key_of(kernel_of(source, macros), arch); });
+    return told([&] { return embedded_compiler().key_of(kernel_of(source, macros), arch); });
 }
 
 // The size of the machine code.

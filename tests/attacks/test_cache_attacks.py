@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 import warnings
 from pathlib import Path
 
 import pytest
 from limits import MIB, memory
 
-from quant_gru.kernel_runtime.cuda import disk_cache
 from quant_gru.kernel_runtime.cuda.disk_cache import DiskCache
 
 CACHE = DiskCache("ATTACKED_CACHE", "attacked", UserWarning)
@@ -19,7 +20,6 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs permissions of PO
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(CACHE.variable, str(tmp_path / "cache"))
-    monkeypatch.setattr(disk_cache, "_distrusted", set())
     return tmp_path / "cache"
 
 
@@ -62,21 +62,23 @@ def test_a_folder_that_everyone_can_write(folder):
     ("owner", "user", "trusted"),
     [("root", "me", True), ("me", "me", True), ("other", "me", False), ("other", "root", False)],
 )
-def test_owners_of_the_folder(owner, user, trusted, folder, monkeypatch):
-    CACHE.store("name", b"code")
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="needs root, who is anyone")
+def test_owners_of_the_folder(owner, user, trusted, monkeypatch):
     ids = {"root": 0, "me": 1234, "other": 4321}
-    stat = Path.stat
-
-    def owned(path, **options):
-        found = list(stat(path, **options))
-        found[4] = ids[owner]
-        return os.stat_result(found)
-
-    monkeypatch.setattr(Path, "stat", owned)
-    monkeypatch.setattr(os, "geteuid", lambda: ids[user])
-    with warnings.catch_warnings(record=True) as said:
+    # pytest's folders are for one user only
+    with tempfile.TemporaryDirectory() as around, warnings.catch_warnings(record=True) as said:
+        os.chmod(around, 0o755)
+        folder = Path(around, "cache")
+        monkeypatch.setenv(CACHE.variable, str(folder))
+        CACHE.store("name", b"code")
+        os.chown(folder, ids[owner], -1)
         warnings.simplefilter("always")
-        assert CACHE.load("name") == (b"code" if trusted else None)
+        os.seteuid(ids[user])
+        try:
+            found = CACHE.load("name")
+        finally:
+            os.seteuid(0)
+    assert found == (b"code" if trusted else None)
     assert ["it belongs to another user" in str(each.message) for each in said] == [True] * (
         not trusted
     )
@@ -100,7 +102,7 @@ def a_file_of_a_terabyte(entry: Path) -> None:
 
 
 def a_file_that_everyone_can_write(entry: Path) -> None:
-    entry.write_bytes(disk_cache._digest("name", b"code") + b"code")
+    entry.write_bytes(hashlib.sha256(b"namecode").digest() + b"code")
     entry.chmod(0o666)
 
 

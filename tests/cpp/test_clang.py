@@ -21,7 +21,8 @@ KERNELS = ROOT / "src/quant_gru/kernels"
 FOLDERS = (ROOT / "cpp/include", ROOT / "cpp/src", ROOT / "src", ROOT / "src/quant_gru", KERNELS)
 INCLUDES = [f"-I{path}" for path in FOLDERS]
 RUNTIME = ROOT / "src/quant_gru/kernel_runtime/native"
-GPU = ("compiler", "cubin_cache", "device", "driver", "sha256", "shared_library", "whole_files")
+GPU = ("compiler", "cubin_cache", "device", "driver", "embedded", "sha256", "shared_library")
+GPU += ("whole_files",)
 SOURCES = [
     *sorted(ROOT.glob("cpp/src/**/*.cpp")),
     *(path for part in ("core", "training") for path in sorted(KERNELS.glob(f"cpu/{part}/*.cpp"))),

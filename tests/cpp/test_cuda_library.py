@@ -84,18 +84,12 @@ def words(macros: Any) -> str:
 
 def test_embedded_headers_are_those_of_python(planned: CudaAccess) -> None:
     names = {each for each in planned.embedded_sources().split() if not each.endswith(".cu")}
-    assert names == set(SOURCES.header_texts)
+    assert names == {each for each in SOURCES.texts if not each.endswith(".cu")}
 
 
 def test_both_languages_share_the_cache(nvrtc: CudaAccess, tmp_path: Path) -> None:
     name, arch = "boundary/quantize_input", "sm_90a"
-    options = (
-        *compiler._options(),
-        f"--gpu-architecture={arch}",
-        *(f"-D{macro}={value}" for macro, value in sorted(PLAIN.items())),
-    )
-    texts, source = SOURCES.header_texts, SOURCES.path_of(name).read_text("utf-8")
-    key = disk_cache.key((source, *texts, *texts.values(), *options, compiler.version()))
+    key = compiler.native(SOURCES).key_of(name, {k: str(v) for k, v in PLAIN.items()}, arch)
     assert nvrtc.key_of_kernel(name, words(PLAIN), arch) == key
     size = int(nvrtc.compile_kernel(name, words(PLAIN), arch))
     cache = disk_cache.DiskCache("QUANT_GRU_CACHE", "quant-gru")

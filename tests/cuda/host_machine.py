@@ -128,7 +128,7 @@ class Host:
             self.launched.append((function, macros))
         kind = KINDS.get(function, "Pair")
         defines = "\n".join(f"#define {name} {value}" for name, value in macros.items())
-        source = f"{source}.cu" if self.sources is None else self.sources.path_of(source)
+        source = f"{source}.cu" if self.sources is None else self.sources.folder / f"{source}.cu"
         text = _LAUNCH.format(source=source, macros=defines, function=function, kind=kind)
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
         if name not in self._loaded:

@@ -181,11 +181,12 @@ def backward_launches(machine: Machine, cell: Cell, T: int, N: int, rng: random.
 def described(launches: Any) -> Iterator[Any]:
     """Launches with the texts of their kernels."""
     for source, *rest in launches or ():
-        yield source, rest, source and SOURCES.path_of(source).read_text("utf-8")
+        yield source, rest, source and SOURCES.texts[f"{source}.cu"]
 
 
 def lines(seeds: int) -> Iterator[str]:
-    yield "headers " + digest(SOURCES.header_texts)
+    headers = {name: text for name, text in SOURCES.texts.items() if not name.endswith(".cu")}
+    yield "headers " + digest(dict(sorted(headers.items())))
     for seed in range(seeds):
         for kind in KINDS:
             rng = random.Random(seed)

@@ -22,9 +22,9 @@ GPU = torch.device("cuda", 0)
 @pytest.fixture
 def without_bindings(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    compiler.version.cache_clear()
+    driver._driver.cache_clear()
     yield
-    compiler.version.cache_clear()
+    driver._driver.cache_clear()
 
 
 @pytest.fixture
@@ -65,12 +65,15 @@ def test_the_reference_on_a_gpu_is_said_once(without_bindings, device, monkeypat
 
 
 def test_nvrtc_alone_is_missing(device, monkeypatch):
-    def missing():
-        raise RuntimeError("Failure finding libnvrtc\nand where it was looked for")
+    def load_nvidia_dynamic_lib(name):
+        raise RuntimeError(f"Failure finding lib{name}\nand where it was looked for")
 
+    pathfinder = types.SimpleNamespace(load_nvidia_dynamic_lib=load_nvidia_dynamic_lib)
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(compiler, "_nvrtc", lambda: types.SimpleNamespace(nvrtcVersion=missing))
-    compiler.version.cache_clear()
+    monkeypatch.setattr(driver, "_driver", lambda: None)
+    compiler.native.cache_clear()
+    compiler._nvrtc.cache_clear()
     reason = driver.missing(GPU)
     assert 'pip install "nvidia-cuda-nvrtc-cu12==12.*"' in reason
     assert reason.endswith("got RuntimeError: Failure finding libnvrtc")

@@ -1,9 +1,31 @@
-"""Prepared launches and their arguments."""
+"""The compiler, prepared launches and their arguments."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quant_gru.kernel_runtime.cuda.launch import Grid
+
+NVRTC_FUNCTIONS: tuple[str, ...]
+
+class Compiler:
+    """Compiles CUDA sources with NVRTC. Macros are names and values."""
+
+    # addresses: of NVRTC_FUNCTIONS; texts: sources and headers by name
+    def __init__(self, addresses: Sequence[int], texts: Mapping[str, str], /) -> None: ...
+    @property
+    def version(self) -> str: ...
+    def key_of(self, source: str, macros: Mapping[str, str], arch: str, /) -> str: ...
+    def compile(self, source: str, macros: Mapping[str, str], arch: str, /) -> bytes: ...
+
+class CubinCache:
+    """Compiled kernels in the folder that the environment names."""
+
+    # warn: called with a message about a folder that is not trusted
+    def __init__(self, variable: str, name: str, warn: Callable[[str], None], /) -> None: ...
+    @property
+    def folder(self) -> str: ...
+    def load(self, key: str, /) -> bytes: ...
+    def store(self, key: str, code: bytes, /) -> str: ...  # why it was not written, or ""
 
 class Fields:
     """Fields of arguments that point into one block of memory."""

@@ -20,7 +20,6 @@ from quant_gru.integer import random
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
 from quant_gru.integer.plan import CellPlan, GRUPlan, Seam
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import backward as cpu_training
@@ -430,7 +429,7 @@ def executor_name(device: torch.device | str = "cpu") -> str:
     if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
         return f"cpu ({cpu.chosen()})"
     if _driver().available(device):
-        return f"cuda ({machine.machine_of(device).arch}, NVRTC {compiler.version()})"
+        return f"cuda ({machine.machine_of(device).arch}, NVRTC {_driver().compiler.version()})"
     return f"reference (PyTorch integers, {device.type})"
 
 

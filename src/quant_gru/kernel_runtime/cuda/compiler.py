@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
+from functools import cache
 
 import torch
 
-from quant_gru.kernel_runtime.cuda import disk_cache
-from quant_gru.kernel_runtime.cuda.sources import Sources
+from quant_gru.kernel_runtime import _native
+from quant_gru.kernel_runtime.cuda.sources import RUNTIME, Sources
 from quant_gru.kernel_runtime.errors import KernelError, raised_as
 
-# --fmad=false: products and sums are rounded separately, as written.
-_OPTIONS = ("--device-as-default-execution-space", "--std=c++17", "--fmad=false")
-# Omits declarations of textures and of the runtime library, which precede every source.
-_MINIMAL, _MINIMAL_SINCE = "--minimal", (12, 4)
-
 _logger = logging.getLogger(__name__)
-
-
-def available() -> bool:
-    """Whether kernels can be compiled here."""
-    return missing() is None
 
 
 def missing() -> str | None:
@@ -36,16 +26,9 @@ def missing() -> str | None:
     return None
 
 
-@lru_cache(maxsize=1)
 def version() -> str:
     """Return the version of NVRTC, such as '13.0'."""
-    nvrtc = _nvrtc()
-    try:
-        status, major, minor = nvrtc.nvrtcVersion()
-    except Exception as error:  # cuda-bindings loads the library at the first call
-        raise _missing(error) from error
-    _check(status)
-    return f"{major}.{minor}"
+    return native(RUNTIME).version
 
 
 def machine_code(sources: Sources, name: str, macros: Mapping[str, object], arch: str) -> bytes:
@@ -61,18 +44,13 @@ def machine_code(sources: Sources, name: str, macros: Mapping[str, object], arch
         Exception: `sources.error`, if NVRTC is missing or cannot compile the source.
     """
     with raised_as(sources.error):
-        headers = sources.header_texts
-        source = sources.path_of(name).read_text(encoding="utf-8")
-        options = (
-            *_options(),
-            f"--gpu-architecture={arch}",
-            *(f"-D{macro}={value}" for macro, value in sorted(macros.items())),
-        )
-        key = disk_cache.key((source, *headers, *headers.values(), *options, version()))
+        given = name, {macro: str(value) for macro, value in macros.items()}, arch
+        compiler = native(sources)
+        key = compiler.key_of(*given)
         code = sources.cache.load(key)
         if code is None:
             begin = time.monotonic()
-            code = compile_source(sources, name, source, options)
+            code = compiler.compile(*given)
             seconds = time.monotonic() - begin
             _logger.info(
                 "compiled %s.cu for %s in %.1f s: %d bytes", name, arch, seconds, len(code)
@@ -83,70 +61,41 @@ def machine_code(sources: Sources, name: str, macros: Mapping[str, object], arch
         return code
 
 
-def compile_source(sources: Sources, name: str, source: str, options: tuple[str, ...]) -> bytes:
-    """Compile without using the cache. The message of a KernelError contains NVRTC's log."""
-    nvrtc, headers = _nvrtc(), sources.header_texts
-    status, program = nvrtc.nvrtcCreateProgram(
-        source.encode(),
-        f"{name}.cu".encode(),
-        len(headers),
-        [text.encode() for text in headers.values()],
-        [header.encode() for header in headers],
-    )
-    _check(status)
+@cache
+def native(sources: Sources) -> _native.Compiler:
+    """Return the compiler of a package's sources.
+
+    Raises:
+        KernelError: NVRTC is missing.
+    """
+    return _native.Compiler(_nvrtc(), sources.texts)
+
+
+@cache
+def _nvrtc() -> list[int]:
+    """Return the addresses of NVRTC's functions, from a package, a toolkit or the system."""
     try:
-        encoded = [option.encode() for option in options]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise KernelError(
-                f"Expected NVRTC {version()} to compile {name}.cu with {' '.join(options)}, got\n"
-                + _log(program)
-            )
-        status, size = nvrtc.nvrtcGetCUBINSize(program)
-        _check(status)
-        code = bytes(size)
-        _check(nvrtc.nvrtcGetCUBIN(program, code)[0])
-        return code
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        library = ctypes.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
+        functions = [getattr(library, name) for name in _native.NVRTC_FUNCTIONS]
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        raise missing_package(error) from error
+    return [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions]
 
 
-def _options() -> tuple[str, ...]:
-    known = tuple(map(int, version().split("."))) >= _MINIMAL_SINCE
-    return (*_OPTIONS, _MINIMAL) if known else _OPTIONS
-
-
-def _nvrtc() -> Any:
-    try:
-        from cuda.bindings import nvrtc
-    except ImportError as error:
-        raise _missing(error) from error
-    return nvrtc
-
-
-def _missing(error: Exception) -> KernelError:
+def missing_package(error: Exception) -> KernelError:
+    """Return the error that says what to install: a part of cuda-python, or NVRTC."""
     # Suggest the major version of PyTorch's CUDA, which the installed GPU driver supports.
     major = (torch.version.cuda or "13").partition(".")[0]
-    if isinstance(error, ImportError):
-        name, package = "cuda-bindings", "cuda-bindings"
+    if not isinstance(error, ImportError):
+        name, package = "NVRTC", f"nvidia-cuda-nvrtc{'-cu12' if major == '12' else ''}=={major}.*"
+    elif error.name == "cuda.pathfinder":
+        name = package = "cuda-pathfinder"
     else:
-        name, package = "NVRTC", f"nvidia-cuda-nvrtc{'-cu12' if major == '12' else ''}"
+        name, package = "cuda-bindings", f"cuda-bindings=={major}.*"
     first = str(error).partition("\n")[0]
     return KernelError(
-        f'Expected {name} to be installed (pip install "{package}=={major}.*"), '
+        f'Expected {name} to be installed (pip install "{package}"), '
         f"got {type(error).__name__}: {first}"
     )
-
-
-def _log(program: Any) -> str:
-    nvrtc = _nvrtc()
-    status, size = nvrtc.nvrtcGetProgramLogSize(program)
-    _check(status)
-    text = bytes(size)
-    _check(nvrtc.nvrtcGetProgramLog(program, text)[0])
-    return text.rstrip(b"\0 \n").decode(errors="replace")
-
-
-def _check(status: Any) -> None:
-    if int(status) != 0:
-        raise KernelError(f"Expected NVRTC to succeed, got {status!s}")

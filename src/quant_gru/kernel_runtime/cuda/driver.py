@@ -133,6 +133,7 @@ class Device:
         # GPUs of other major versions have no clusters, or too little memory for our kernels.
         self.has_clusters = capability[0] in _WITH_CLUSTERS
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
+        compiler.native(sources)  # before several threads need it
         self._compiler = ParallelCompiler(self.arch, sources)
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         launch, get_current, set_current = map(_address, _LAUNCH)
@@ -303,7 +304,13 @@ def _missing(index: int) -> str | None:
     if torch.version.hip is not None:
         return f"Expected a GPU of NVIDIA, got one of ROCm {torch.version.hip}"
     capability = torch.cuda.get_device_capability(index)
-    return _too_old(capability) if capability < _OLDEST else compiler.missing()
+    if capability < _OLDEST:
+        return _too_old(capability)
+    try:
+        _driver()
+    except KernelError as error:
+        return str(error)
+    return compiler.missing()
 
 
 def _too_old(capability: tuple[int, int]) -> str:
@@ -330,9 +337,7 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise KernelError(
-            f"Expected cuda-bindings to be installed (pip install cuda-bindings), got {error}"
-        ) from error
+        raise compiler.missing_package(error) from error
     return driver
 
 

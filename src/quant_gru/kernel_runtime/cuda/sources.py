@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from quant_gru.kernel_runtime.cuda.disk_cache import DiskCache
@@ -33,19 +32,16 @@ class Sources:
     cache: DiskCache = _CACHE
     records_graphs: bool = True
 
-    def path_of(self, name: str) -> Path:
-        """Return the path of a source, such as 'backward/recurrence'."""
-        of_runtime = _RUNTIME / f"{name}.cu"
-        return of_runtime if of_runtime.exists() else self.folder / f"{name}.cu"
-
-    @cached_property
-    def header_texts(self) -> Mapping[str, str]:
-        """Name in an #include -> text of the header."""
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """Name in an #include -> text of the header; 'NAME.cu' -> text of the source."""
         root = _RUNTIME.parent
         headers = (*_RUNTIME.glob("*.cuh"), *root.glob("c99/*.h"))
         of_runtime = {path.relative_to(root.parent).as_posix(): path for path in headers}
         places = {**dict(self.headers), **of_runtime, "stdint.h": _RUNTIME / "stdint.h"}
-        return {name: path.read_text("utf-8") for name, path in sorted(places.items())}
+        for folder in (self.folder, _RUNTIME):
+            places |= {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.cu")}
+        return {name: path.read_text("utf-8") for name, path in places.items()}
 
 
 RUNTIME = Sources(_RUNTIME)

@@ -1,169 +1,96 @@
 #include "kernel_runtime/native/compiler.hpp"
 
-#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <utility>
 
 #include "kernel_runtime/native/cubin_cache.hpp"
 #include "kernel_runtime/native/embedder.hpp"
-#include "kernel_runtime/native/shared_library.hpp"
-#include "kernel_runtime/native/sources.hpp"
 
 namespace kernel_runtime::cuda {
-namespace {
 
-struct Nvrtc {
-    int (*nvrtcVersion)(int *major, int *minor);
-    int (*nvrtcCreateProgram)(void **program, const char *source, const char *name, int headers,
-                              const char *const *texts, const char *const *names);
-    int (*nvrtcCompileProgram)(void *program, int count, const char *const *options);
-    int (*nvrtcGetCUBINSize)(void *program, size_t *size);
-    int (*nvrtcGetCUBIN)(void *program, char *code);
-    int (*nvrtcGetProgramLogSize)(void *program, size_t *size);
-    int (*nvrtcGetProgramLog)(void *program, char *log);
-    int (*nvrtcDestroyProgram)(void **program);
-    const char *(*nvrtcGetErrorString)(int status);
-    int major = 0, minor = 0;
-
-    std::string version() const { return std::to_string(major) + "." + std::to_string(minor); }
-};
-
-Nvrtc opened() {
-    const SharedLibrary library(
-        "NVRTC",
-        library_names(kEmbedder.nvrtc_variable, {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"},
-                      {"nvrtc64_130_0.dll", "nvrtc64_120_0.dll"}),
-        ("set " + std::string(kEmbedder.nvrtc_variable) +
-         " to the path of libnvrtc.so.13, which the CUDA toolkit and the "
-         "package nvidia-cuda-nvrtc have")
-            .c_str());
-    Nvrtc n;
-    library.find(n.nvrtcVersion, "nvrtcVersion");
-    library.find(n.nvrtcCreateProgram, "nvrtcCreateProgram");
-    library.find(n.nvrtcCompileProgram, "nvrtcCompileProgram");
-    library.find(n.nvrtcGetCUBINSize, "nvrtcGetCUBINSize");
-    library.find(n.nvrtcGetCUBIN, "nvrtcGetCUBIN");
-    library.find(n.nvrtcGetProgramLogSize, "nvrtcGetProgramLogSize");
-    library.find(n.nvrtcGetProgramLog, "nvrtcGetProgramLog");
-    library.find(n.nvrtcDestroyProgram, "nvrtcDestroyProgram");
-    library.find(n.nvrtcGetErrorString, "nvrtcGetErrorString");
-    n.nvrtcVersion(&n.major, &n.minor);
-    // NVRTC opens it by name, which finds it in a folder of its own only if it is open already
-    library.open_beside("libnvrtc-builtins.so." + n.version());
-    return n;
-}
-
-const Nvrtc &nvrtc() {
-    static const Nvrtc found = opened();
-    return found;
-}
-
-void expect_success(int status) {
-    if (status)
-        fail("Expected NVRTC to succeed, got " + std::string(nvrtc().nvrtcGetErrorString(status)));
-}
-
-const char *source_text(const std::string &name) {
-    for (size_t i = 0; i < kSourceCount; ++i)
-        if (kSources[i].name == name) return kSources[i].text;
-    fail("Expected the name of an embedded source, got '" + name + "'");
-}
-
-bool is_header(const Source &source) {
-    const std::string name = source.name;
-    return name.size() < 3 || name.compare(name.size() - 3, 3, ".cu") != 0;
-}
-
-// Names and texts of all headers. Each program receives all of them.
-struct Headers {
-    std::vector<const char *> names, texts;
-
-    Headers() {
-        std::vector<const Source *> found;
-        for (size_t i = 0; i < kSourceCount; ++i)
-            if (is_header(kSources[i])) found.push_back(&kSources[i]);
-        std::sort(found.begin(), found.end(),
-                  [](const Source *a, const Source *b) { return std::string(a->name) < b->name; });
-        for (const Source *each : found) {
-            names.push_back(each->name);
-            texts.push_back(each->text);
-        }
+Compiler::Compiler(const std::vector<uintptr_t> &addresses, const Texts &texts) {
+    static_assert(sizeof kFunctions / sizeof *kFunctions == sizeof call_ / sizeof(uintptr_t));
+    if (addresses.size() * sizeof(uintptr_t) != sizeof call_)
+        fail("Expected an address of each function of NVRTC");
+    std::memcpy(&call_, addresses.data(), sizeof call_);
+    check(call_.version(&major_, &minor_));
+    for (const auto &each : texts) {
+        const std::string &name = each.first;
+        const bool is_source = name.size() > 3 && name.compare(name.size() - 3, 3, ".cu") == 0;
+        (is_source ? sources_ : headers_).insert(each);
     }
-};
-
-const Headers &headers() {
-    static const Headers found;
-    return found;
 }
 
-std::vector<std::string> options_of(const Kernel &kernel, const std::string &arch) {
-    // --fmad=false: products and sums are rounded separately, as written.
-    std::vector<std::string> options{"--device-as-default-execution-space", "--std=c++17",
-                                     "--fmad=false"};
-    const Nvrtc &n = nvrtc();
-    if (std::make_pair(n.major, n.minor) >= std::make_pair(12, 4)) options.push_back("--minimal");
-    options.push_back("--gpu-architecture=" + arch);
-    for (const auto &[name, value] : kernel.macros) options.push_back("-D" + name + "=" + value);
-    return options;
+std::string Compiler::version() const {
+    return std::to_string(major_) + "." + std::to_string(minor_);
 }
 
-std::string key_of(const Kernel &kernel, const std::vector<std::string> &options) {
-    std::vector<std::string> parts{source_text(kernel.source + ".cu")};
-    parts.insert(parts.end(), headers().names.begin(), headers().names.end());
-    parts.insert(parts.end(), headers().texts.begin(), headers().texts.end());
-    parts.insert(parts.end(), options.begin(), options.end());
-    parts.push_back(nvrtc().version());
+std::string Compiler::compile(const Kernel &kernel, const std::string &arch) const {
+    const std::string name = kernel.source + ".cu";
+    std::vector<const char *> names, texts, given;
+    for (const auto &[header, text] : headers_) {
+        names.push_back(header.c_str());
+        texts.push_back(text.c_str());
+    }
+    void *program = nullptr;
+    check(call_.create(&program, source_of(kernel).c_str(), name.c_str(),
+                       static_cast<int>(names.size()), texts.data(), names.data()));
+    const auto destroy = [this](void *each) { call_.destroy(&each); };
+    const std::unique_ptr<void, decltype(destroy)> owner(program, destroy);
+    const std::vector<std::string> options = options_of(kernel, arch);
+    std::string told;
+    for (const std::string &option : options) {
+        given.push_back(option.c_str());
+        told += " " + option;
+    }
+    if (call_.compile(program, static_cast<int>(given.size()), given.data()))
+        fail("Expected NVRTC " + version() + " to compile " + name + " with" + told + ", got\n" +
+             log_of(program));
+    size_t size = 0;
+    check(call_.code_size(program, &size));
+    std::string code(size, '\0');
+    check(call_.code(program, code.data()));
+    return code;
+}
+
+std::string Compiler::key_of(const Kernel &kernel, const std::string &arch) const {
+    std::vector<std::string> parts{source_of(kernel)};
+    for (const auto &each : headers_) parts.push_back(each.first);
+    for (const auto &each : headers_) parts.push_back(each.second);
+    for (std::string &option : options_of(kernel, arch)) parts.push_back(std::move(option));
+    parts.push_back(version());
     return cache_key(parts);
 }
 
-std::string log_of(void *program) {
+void Compiler::check(int status) const {
+    if (status) fail("Expected NVRTC to succeed, got " + std::string(call_.error_name(status)));
+}
+
+std::string Compiler::log_of(void *program) const {
     size_t size = 0;
-    if (nvrtc().nvrtcGetProgramLogSize(program, &size) || !size) return {};
+    if (call_.log_size(program, &size) || !size) return {};
     std::string log(size, '\0');
-    nvrtc().nvrtcGetProgramLog(program, log.data());
-    return log.c_str();
+    call_.log(program, log.data());
+    return log.substr(0, log.find_last_not_of(std::string("\0 \n", 3)) + 1);
 }
 
-std::string compiled(const Kernel &kernel, const std::vector<std::string> &options) {
-    const Nvrtc &n = nvrtc();
-    const std::string name = kernel.source + ".cu";
-    void *program = nullptr;
-    expect_success(n.nvrtcCreateProgram(&program, source_text(name), name.c_str(),
-                                        static_cast<int>(headers().names.size()),
-                                        headers().texts.data(), headers().names.data()));
-    const auto destroy = [&n](void *each) { n.nvrtcDestroyProgram(&each); };
-    const std::unique_ptr<void, decltype(destroy)> owner(program, destroy);
-    std::vector<const char *> given;
-    std::string text;
-    for (const std::string &option : options) {
-        given.push_back(option.c_str());
-        text += " " + option;
-    }
-    if (n.nvrtcCompileProgram(program, static_cast<int>(given.size()), given.data()))
-        fail("Expected NVRTC " + n.version() + " to compile " + name + " with" + text + ", got\n" +
-             log_of(program));
-    size_t size = 0;
-    expect_success(n.nvrtcGetCUBINSize(program, &size));
-    std::string code(size, '\0');
-    expect_success(n.nvrtcGetCUBIN(program, code.data()));
-    return code;
+const std::string &Compiler::source_of(const Kernel &kernel) const {
+    const auto found = sources_.find(kernel.source + ".cu");
+    if (found == sources_.end())
+        fail("Expected the name of a source, got '" + kernel.source + ".cu'");
+    return found->second;
 }
 
-}  // namespace
-
-std::string machine_code(const Kernel &kernel, const std::string &arch) {
-    const std::vector<std::string> options = options_of(kernel, arch);
-    const std::string key = key_of(kernel, options);
-    std::string code = load_cubin(key);
-    if (code.empty()) {
-        code = compiled(kernel, options);
-        store_cubin(key, code);
-    }
-    return code;
-}
-
-std::string key_of(const Kernel &kernel, const std::string &arch) {
-    return key_of(kernel, options_of(kernel, arch));
+std::vector<std::string> Compiler::options_of(const Kernel &kernel, const std::string &arch) const {
+    // --fmad=false: products and sums are rounded separately, as written.
+    std::vector<std::string> options{"--device-as-default-execution-space", "--std=c++17",
+                                     "--fmad=false"};
+    // Omits declarations of textures and of the runtime library, which precede every source.
+    if (std::make_pair(major_, minor_) >= std::make_pair(12, 4)) options.push_back("--minimal");
+    options.push_back("--gpu-architecture=" + arch);
+    for (const auto &[name, value] : kernel.macros) options.push_back("-D" + name + "=" + value);
+    return options;
 }
 
 }  // namespace kernel_runtime::cuda

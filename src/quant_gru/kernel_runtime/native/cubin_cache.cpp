@@ -3,15 +3,17 @@
 #if defined(_WIN32)
 #include <direct.h>
 #else
+#include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
 
-#include <cstdio>
+#include <cerrno>
+#include <cstring>
 #include <mutex>
 #include <set>
+#include <utility>
 
-#include "kernel_runtime/native/embedder.hpp"
 #include "kernel_runtime/native/sha256.hpp"
 #include "kernel_runtime/native/shared_library.hpp"
 #include "kernel_runtime/native/whole_files.hpp"
@@ -20,6 +22,7 @@ namespace kernel_runtime::cuda {
 namespace {
 
 constexpr size_t kDigest = 32;
+constexpr const char *kOthers = "others can write it";
 
 // Makes a folder and those around it; failures show when a file is written.
 void make_folders(const std::string &path) {
@@ -40,27 +43,17 @@ std::string digest_of(const std::string &key, const std::string &code) {
 }
 
 #if defined(_WIN32)
-bool is_trusted(const std::string &) { return true; }
+std::string why_distrusted(const std::string &) { return {}; }
 bool is_plain_file(const std::string &) { return true; }
 #else
-// Whether a folder belongs to this user or root, and others cannot write it. The digest has no
-// secret: whoever writes an entry decides what runs on the GPU. `disk_cache.py` has the same rules.
-bool is_trusted(const std::string &folder) {
+// Why a folder is not trusted; empty if it belongs to this user or root, and others cannot write
+// it, or if there is none.
+std::string why_distrusted(const std::string &folder) {
     struct stat found;
-    if (stat(folder.c_str(), &found) != 0 || !S_ISDIR(found.st_mode)) return true;  // empty
-    const bool others = found.st_mode & S_IWOTH;
-    if (!others && (found.st_uid == 0 || found.st_uid == geteuid())) return true;
-    static std::mutex mutex;
-    static std::set<std::string> said;
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (said.insert(folder).second)
-        std::fprintf(stderr,
-                     "%s: the cache of compiled kernels is not used, because %s: kernels are "
-                     "compiled again in each process. Use a folder of your own (%s=..)%s '%s'\n",
-                     kEmbedder.name, others ? "others can write it" : "it belongs to another user",
-                     kEmbedder.cache_variable, others ? ", or run chmod o-w" : " in place of",
-                     folder.c_str());
-    return false;
+    if (stat(folder.c_str(), &found) != 0 || !S_ISDIR(found.st_mode)) return {};
+    if (found.st_mode & S_IWOTH) return kOthers;
+    if (found.st_uid == 0 || found.st_uid == geteuid()) return {};
+    return "it belongs to another user";
 }
 
 // Whether a path is a file that others cannot write and that opening does not wait for, as a pipe
@@ -71,7 +64,35 @@ bool is_plain_file(const std::string &path) {
     return stat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode) &&
            !(found.st_mode & S_IWOTH) && found.st_size <= kMostBytes;
 }
+
+// Empty if the user has none.
+std::string home() {
+    const std::string chosen = environment("HOME");
+    if (!chosen.empty()) return chosen;
+    char space[1 << 14];
+    struct passwd entry, *found = nullptr;
+    const bool failed = getpwuid_r(getuid(), &entry, space, sizeof space, &found) != 0;
+    return failed || !found ? std::string() : found->pw_dir;
+}
 #endif
+
+std::string user_folder(const std::string &name) {
+#if defined(_WIN32)
+    const std::string local = environment("LOCALAPPDATA");
+    return local.empty() ? local : local + "/" + name + "/Cache";
+#else
+    // a relative path is to be ignored, as the specification of these folders says
+    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty() && base[0] == '/')
+        return base + "/" + name;
+#if defined(__APPLE__)
+    constexpr const char *kCaches = "/Library/Caches/";
+#else
+    constexpr const char *kCaches = "/.cache/";
+#endif
+    const std::string around = home();
+    return around.empty() ? around : around + kCaches + name;
+#endif
+}
 
 }  // namespace
 
@@ -86,43 +107,42 @@ std::string cache_key(const std::vector<std::string> &parts) {
     return hexadecimal(hash.finish());
 }
 
-std::string cache_folder() {
-    if (const std::string chosen = environment(kEmbedder.cache_variable); !chosen.empty())
-        return chosen;
-#if defined(_WIN32)
-    const std::string local = environment("LOCALAPPDATA");
-    return local.empty() ? local : local + "/" + kEmbedder.name + "/Cache";
-#else
-    // a relative path is to be ignored, as the specification of these folders says
-    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty() && base[0] == '/')
-        return base + "/" + kEmbedder.name;
-#if defined(__APPLE__)
-    constexpr const char *kCaches = "/Library/Caches/";
-#else
-    constexpr const char *kCaches = "/.cache/";
-#endif
-    const std::string home = environment("HOME");
-    return home.empty() ? home : home + kCaches + kEmbedder.name;
-#endif
+CubinCache::CubinCache(const std::string &variable, const std::string &name,
+                       std::function<void(const std::string &)> warn)
+    : variable_(variable), folder_(environment(variable.c_str())), warn_(std::move(warn)) {
+    if (folder_.empty()) folder_ = user_folder(name);
 }
 
-std::string load_cubin(const std::string &key) {
-    const std::string folder = cache_folder();
-    const std::string path = folder + "/" + key + ".cubin";
-    if (folder.empty() || !is_trusted(folder) || !is_plain_file(path)) return {};
+std::string CubinCache::load(const std::string &key) const {
     std::string data;
-    if (!read_whole(path, data) || data.size() <= kDigest) return {};
+    if (folder_.empty() || !distrust().empty() || !is_plain_file(path_of(key)) ||
+        !read_whole(path_of(key), data) || data.size() <= kDigest)
+        return {};
     const std::string code = data.substr(kDigest);
     return digest_of(key, code) == data.substr(0, kDigest) ? code : std::string();
 }
 
-void store_cubin(const std::string &key, const std::string &code) {
-    const std::string folder = cache_folder();
-    if (folder.empty()) return;
-    make_folders(folder);
-    if (!is_trusted(folder)) return;
-    // without it, the next process compiles again
-    write_whole(folder + "/" + key + ".cubin", digest_of(key, code) + code, 0664);
+std::string CubinCache::store(const std::string &key, const std::string &code) const {
+    if (folder_.empty()) return variable_ + " is not set";
+    make_folders(folder_);
+    if (const std::string why = distrust(); !why.empty()) return why;
+    // the umask decides who can read and write it, except for what would not be trusted
+    if (write_whole(path_of(key), digest_of(key, code) + code, 0664)) return {};
+    return "'" + folder_ + "': " + std::strerror(errno);
+}
+
+std::string CubinCache::distrust() const {
+    const std::string why = why_distrusted(folder_);
+    static std::mutex mutex;
+    static std::set<std::string> *const said = new std::set<std::string>;  // outlives all threads
+    std::unique_lock<std::mutex> lock(mutex);
+    if (why.empty() || !said->insert(folder_).second) return why;
+    lock.unlock();
+    const std::string cure = why == kOthers ? ", or run chmod o-w" : " in place of";
+    warn_("the cache of compiled kernels is not used, because " + why +
+          ": kernels are compiled again in each process. Use a folder of your own (" + variable_ +
+          "=..)" + cure + " '" + folder_ + "'");
+    return why;
 }
 
 }  // namespace kernel_runtime::cuda

@@ -1,8 +1,8 @@
 #include "kernel_runtime/native/device.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
+#include <future>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -87,34 +87,28 @@ std::string Device::code_of(const Kernel &kernel) {
 }
 
 void Device::compile(const std::vector<Kernel> &kernels) {
-    std::vector<const Kernel *> missing;
+    std::map<std::string, const Kernel *> missing;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        std::map<std::string, const Kernel *> distinct;
-        for (const Kernel &each : kernels) distinct.emplace(name_of(each), &each);
-        for (const auto &[name, each] : distinct)
-            if (!modules_.count(name) && !compiled_.count(name)) missing.push_back(each);
+        for (const Kernel &each : kernels) {
+            const std::string name = name_of(each);
+            if (!modules_.count(name) && !compiled_.count(name)) missing[name] = &each;
+        }
     }
-    std::atomic<size_t> next{0};
-    std::exception_ptr failure;
+    auto next = missing.cbegin();
     const auto work = [&] {
-        for (size_t i = next++; i < missing.size(); i = next++) {
-            try {
-                std::string code = machine_code(*missing[i], arch_);
-                const std::lock_guard<std::mutex> lock(mutex_);
-                compiled_[name_of(*missing[i])] = std::move(code);
-            } catch (...) {
-                const std::lock_guard<std::mutex> lock(mutex_);
-                failure = std::current_exception();
-            }
+        for (std::unique_lock<std::mutex> lock(mutex_); next != missing.cend();) {
+            const auto &[name, kernel] = *next++;
+            lock.unlock();
+            std::string code = machine_code(*kernel, arch_);
+            lock.lock();
+            compiled_[name] = std::move(code);
         }
     };
-    const size_t processors = std::max(1u, std::thread::hardware_concurrency());
-    std::vector<std::thread> threads;
-    for (size_t i = 1; i < std::min(processors, missing.size()); ++i) threads.emplace_back(work);
-    work();
-    for (std::thread &each : threads) each.join();
-    if (failure) std::rethrow_exception(failure);
+    const size_t most = std::max(1U, std::thread::hardware_concurrency());
+    std::vector<std::future<void>> workers(std::min(most, missing.size()));
+    for (auto &each : workers) each = std::async(work);
+    for (auto &each : workers) each.get();
 }
 
 Function Device::load(const Kernel &kernel, const Grid &grid) {

@@ -18,6 +18,13 @@
 
 namespace kernel_runtime::cuda {
 
+// Compiles the embedded sources with libnvrtc.so.13 or libnvrtc.so.12, or the library that the
+// environment names. Fails: there is none.
+const Compiler &embedded_compiler();
+
+// The same for one kernel, from the cache on disk if it is there.
+std::string machine_code(const Kernel &kernel, const std::string &arch);
+
 // A loaded kernel.
 struct Function {
     void *handle = nullptr;

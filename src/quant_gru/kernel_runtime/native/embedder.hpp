@@ -1,4 +1,5 @@
-// What the library that contains the runtime decides. It defines both.
+// What the library that contains the runtime decides. It defines `fail`, and `kEmbedder` if it uses
+// device.cpp.
 #pragma once
 
 #include <string>

@@ -1,6 +1,8 @@
-// The Python module: prepared launches and their arguments.
+// The Python module: the compiler and its cache, prepared launches and their arguments.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,6 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernel_runtime/native/compiler.hpp"
+#include "kernel_runtime/native/cubin_cache.hpp"
+#include "kernel_runtime/native/embedder.hpp"
 #include "kernel_runtime/native/launch_list.hpp"
 #include "kernel_runtime/native/tensor_launch.hpp"
 
@@ -25,13 +30,79 @@ cuda::Grid grid_of(const GridTuple &given) {
     return {blocks.first, blocks.second, threads, cluster, shared_bytes, early, together};
 }
 
+// A text with the path of a file.
+nb::object path_text(const std::string &text) {
+    const nb::bytes bytes(text.data(), text.size());
+#if defined(_WIN32)
+    return bytes.attr("decode")("mbcs", "replace");
+#else
+    return nb::module_::import_("os").attr("fsdecode")(bytes);
+#endif
+}
+
+// What `work` returns; it runs without the interpreter's lock.
+template <class Work>
+nb::bytes bytes_of(const Work &work) {
+    std::string found;
+    {
+        const nb::gil_scoped_release release;
+        found = work();
+    }
+    return nb::bytes(found.data(), found.size());
+}
+
 }  // namespace
+
+// A compiler's log may have any bytes.
+void cuda::fail(const std::string &message) {
+    const nb::gil_scoped_acquire lock;
+    const nb::object text = nb::bytes(message.c_str()).attr("decode")("utf-8", "replace");
+    const nb::object kind =
+        nb::module_::import_("quant_gru.kernel_runtime.errors").attr("KernelError");
+    PyErr_SetObject(kind.ptr(), text.ptr());
+    throw nb::python_error();
+}
+
 }  // namespace kernel_runtime
 
 NB_MODULE(_native, m) {
     using namespace kernel_runtime;
     // Launches that are still in use when the interpreter exits are not leaks.
     nb::set_leak_warnings(false);
+    nb::list functions;
+    for (const char *name : cuda::Compiler::kFunctions) functions.append(name);
+    nb::class_<cuda::Compiler>(m, "Compiler")
+        .def(nb::init<const std::vector<uintptr_t> &, const cuda::Compiler::Texts &>())
+        .def_prop_ro("version", &cuda::Compiler::version)
+        .def("key_of",
+             [](const cuda::Compiler &compiler, const std::string &source,
+                const cuda::Compiler::Texts &macros, const std::string &arch) {
+                 const nb::gil_scoped_release release;
+                 return compiler.key_of({source, {}, macros}, arch);
+             })
+        .def("compile", [](const cuda::Compiler &compiler, const std::string &source,
+                           const cuda::Compiler::Texts &macros, const std::string &arch) {
+            return bytes_of([&] { return compiler.compile({source, {}, macros}, arch); });
+        });
+    m.attr("NVRTC_FUNCTIONS") = nb::tuple(functions);
+    nb::class_<cuda::CubinCache>(m, "CubinCache")
+        .def("__init__",
+             [](cuda::CubinCache *self, const std::string &variable, const std::string &name,
+                const nb::callable &warn) {
+                 new (self) cuda::CubinCache(variable, name, [warn](const std::string &message) {
+                     const nb::gil_scoped_acquire lock;
+                     warn(path_text(message));
+                 });
+             })
+        .def_prop_ro("folder", [](const cuda::CubinCache &c) { return path_text(c.folder()); })
+        .def("load",
+             [](const cuda::CubinCache &cache, const std::string &key) {
+                 return bytes_of([&] { return cache.load(key); });
+             })
+        .def("store",
+             [](const cuda::CubinCache &cache, const std::string &key, const nb::bytes &code) {
+                 return path_text(cache.store(key, {code.c_str(), code.size()}));
+             });
     nb::class_<Fields>(m, "Fields")
         .def(nb::init<>())
         .def("add", &Fields::add)

@@ -1,5 +1,8 @@
 #include "kernel_runtime/native/sha256.hpp"
 
+#include <algorithm>
+#include <cstring>
+
 namespace kernel_runtime::cuda {
 namespace {
 
@@ -42,8 +45,10 @@ void Sha256::take_block() {
 
 Sha256 &Sha256::add(const void *bytes, size_t size) {
     const auto *from = static_cast<const unsigned char *>(bytes);
-    for (size_t i = 0; i < size; ++i) {
-        block_[size_++ % 64] = from[i];
+    while (size) {
+        const size_t at = size_ % 64, part = std::min(size, 64 - at);
+        std::memcpy(block_.data() + at, from, part);
+        size_ += part, from += part, size -= part;
         if (size_ % 64 == 0) take_block();
     }
     return *this;

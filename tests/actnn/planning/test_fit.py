@@ -210,7 +210,9 @@ def test_a_model_compiled_as_one_is_a_plan(monkeypatch):
     exact_peak = planner.costs.peak((KEEP,) * units)
     # A compiled block among others holds codes, whatever those do.
     noise = planner._noise((KEEP, BlockChoice("compress", 4, fused=True), KEEP, KEEP))
-    assert noise == pytest.approx(planner.costs.noise((BlockChoice("compress", 4, fused=True),) * 4) / 2, rel=0.5)
+    assert noise == pytest.approx(
+        planner.costs.noise((BlockChoice("compress", 4, fused=True),) * 4) / 2, rel=0.5
+    )
     # Make it the fastest, whatever this machine's noise is.
     monkeypatch.setattr(
         planner._measurement, "seconds", lambda plan: seconds(plan) * (0.01 if plan[0].whole else 1)

@@ -163,7 +163,7 @@ class Trials:
         if model is None or self.failed or self.running or _is_inside(saving):
             return None
         self._forwards += 1
-        if self._forwards > 1 and not saving.records:
+        if self._forwards > 1 and not saving.has_records:
             self._replays = []
             return None  # compiled code has its own hooks, and bits that are fixed
         self._replays = [each for each in self._replays if each.complete]

@@ -132,11 +132,11 @@ class Convolution(Swapped):
         step = step_for(x)
         if (
             step is None
+            or x.nbytes < SMALL.get(x.device.type, 0)
             or x.dim() != 4
             or isinstance(self.padding, str)
             or self.padding_mode != "zeros"
             or torch.is_autocast_enabled(x.device.type)
-            or x.nbytes < SMALL.get(x.device.type, 0)
         ):
             return super().forward(x)  # type: ignore[misc, no-any-return]
         weight = self.weight  # once: a parametrization computes it

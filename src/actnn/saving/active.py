@@ -6,8 +6,6 @@ import threading
 from types import GeneratorType, TracebackType
 
 import torch
-from torch import nn
-from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
@@ -25,7 +23,7 @@ class _Active(threading.local):
     def begin(self, step: Step, hooks: saved_tensors_hooks | None) -> None:
         """Begin the forward of a step."""
         self.steps.append((step, hooks))
-        _native.begin(step)
+        _native.begin(step, None if hooks is None else hooks.pack_hook)
 
     def end(self) -> tuple[Step, saved_tensors_hooks | None]:
         """End the forward of the innermost step, and return it."""
@@ -34,7 +32,6 @@ class _Active(threading.local):
 
 
 ACTIVE = _Active()
-_transforms = torch._C._functorch.peek_interpreter_stack
 _innermost_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -48,16 +45,9 @@ def active_step() -> Step | None:
     Inside torch.utils.checkpoint the hooks of the checkpoint see it, and keep nothing. Under
     torch.func and in forward mode, modules run as torch's own.
     """
-    if torch.compiler.is_compiling() or not ACTIVE.steps or transformed():
+    if torch.compiler.is_compiling():
         return None
-    step, own = ACTIVE.steps[-1]
-    if _innermost_hooks is not None:
-        hooks = _innermost_hooks(False)
-        if hooks is None:
-            return None
-        if (own is None or hooks[0] is not own.pack_hook) and not step.saving.is_own(hooks[0]):
-            return None
-    return step
+    return _native.active()  # type: ignore[no-any-return]
 
 
 def in_checkpoint() -> bool:
@@ -90,13 +80,12 @@ def step_for(x: torch.Tensor) -> Step | None:
     Returns:
         None also for an input without gradient, one that is too small, or one of a subclass.
     """
-    if not x.requires_grad or type(x) not in (torch.Tensor, nn.Parameter):
+    if torch.compiler.is_compiling():
         return None
-    step = active_step()
-    return None if step is None or x.nbytes < step.saving.min_bytes else step
+    return _native.active_for(x)  # type: ignore[no-any-return]
 
 
 @uncompiled
 def transformed() -> bool:
     """Whether a transform of torch.func, or differentiation in forward mode, is running."""
-    return forward_ad._current_level >= 0 or _transforms() is not None
+    return _native.transformed()

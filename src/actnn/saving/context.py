@@ -160,6 +160,11 @@ class Saving:
         self._records = records
 
     @property
+    def has_records(self) -> bool:
+        """Whether the last finished step saved anything."""
+        return len(self._records) > 0
+
+    @property
     def held_bytes(self) -> int:
         """Bytes that are held now for the backward passes to come."""
         elsewhere: int = sum(held.held for held in list(self._held))

@@ -22,7 +22,7 @@ class ModulePaths(_native.ModulePaths):
     def __init__(self, model: nn.Module | None) -> None:
         modules = {} if model is None else dict(model.named_modules())
         paths = {id(module): path for path, module in modules.items()}
-        super().__init__(paths, nn.Module._call_impl.__code__, checkpoint.__file__)
+        super().__init__(paths, nn.Module._wrapped_call_impl.__code__, checkpoint.__file__)
         self.all = frozenset(modules)
         self._modules = {path: weakref.ref(module) for path, module in modules.items()}
 

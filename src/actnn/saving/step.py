@@ -121,7 +121,7 @@ class Step(_native.Step):
             adaptive is not None and adaptive.by_sample,
             not saving.is_uniform,
             saving.decides_by_kind,
-            adaptive is not None,
+            saving.adapts,
             saving.counter,
             paths,
             model,

@@ -11,6 +11,7 @@ from torch import nn
 import actnn
 from actnn import codec
 from actnn.saving import Choice, Saving
+from actnn.saving.active import pack_in_step
 
 
 def saved(saving: Saving, reason: str) -> list:
@@ -207,6 +208,42 @@ def test_everything_is_released_after_backward_and_nothing_leaks():
         assert grown < 90  # fewer than one object per step
     finally:
         gc.enable()
+
+
+def test_a_leaf_is_held_itself_and_other_tensors_without_their_graph():
+    leaf, x = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
+    with Saving(bits=32, min_bytes=0):
+        assert pack_in_step(leaf).tensor is leaf
+        assert pack_in_step(x).tensor is x
+        y = x * 1
+        assert pack_in_step(y).tensor.grad_fn is None
+    leaf.add_(1)
+    with Saving(bits=32, min_bytes=0):
+        z = (x * leaf).sum()
+    leaf.add_(1)
+    with pytest.raises(RuntimeError, match="in-place"):
+        z.backward()
+
+
+def test_a_tensor_that_is_kept_and_saved_twice_is_one_object():
+    x = torch.randn(8, 4, requires_grad=True)
+    with Saving(bits=32, min_bytes=0):
+        y = x * 1
+        held = pack_in_step(y)
+        assert pack_in_step(y) is held
+        for view in (y.view(4, 8), y.t(), y[2:]):
+            assert torch.equal(pack_in_step(view).unpack(), view)
+
+
+def test_steps_make_no_records_that_nobody_reads(monkeypatch):
+    model, made = compressed_copy(conv_net(), bits=2), []
+    for step in range(8):
+        if step == 5:  # after the first trial
+            monkeypatch.setattr("actnn.saving.step.Record", lambda *fields: made.append(fields))
+        model(conv_input()).square().sum().backward()
+    assert not made
+    assert list(model.actnn.records)
+    assert made
 
 
 def test_a_graph_that_is_dropped_releases_its_codes():

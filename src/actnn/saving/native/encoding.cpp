@@ -11,6 +11,18 @@ constexpr int64_t kAlignment = 16, kMostAligned = int64_t{1} << 35;
 
 }  // namespace
 
+Decisions::Form Decisions::form_of(const nb::handle &tensor) {
+    const Torch &t = torch();
+    const auto read = [&] { return Form{t.shape.of(tensor.ptr()), t.dtype.of(tensor.ptr())}; };
+    Description d;
+    if (!t.is_plain(tensor.ptr()) || !t.tensors.describe(tensor.ptr(), d) || !d.kind) return read();
+    form_.assign(1, d.kind);
+    form_.insert(form_.end(), d.shape, d.shape + d.dimensions);
+    Form &found = forms_[form_];
+    if (!found.shape.is_valid()) found = read();
+    return found;
+}
+
 Decision Step::decide(const nb::handle &whole, const Description &d, const Op *made_by,
                       const nb::handle &part, const Description &part_d, const Op *part_by,
                       const Where &where, const nb::object &exact, const nb::object &op,

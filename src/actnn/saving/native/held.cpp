@@ -65,10 +65,11 @@ bool Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
     return found;
 }
 
-// Detached: an output that held itself through its own autograd node would never be freed.
+// Like autograd, holds a leaf itself. Others are detached: an output that held itself through its
+// own autograd node would never be freed.
 Kept::Kept(const nb::handle &tensor, int64_t held, std::shared_ptr<Counter> counter)
-    : tensor_(torch().is_parameter(tensor.ptr()) ? nb::borrow(tensor)
-                                                 : torch().detach.call(tensor.ptr())),
+    : tensor_(holds_true(torch().is_leaf.of(tensor.ptr())) ? nb::borrow(tensor)
+                                                           : torch().detach.call(tensor.ptr())),
       version_(torch().tensors.version(tensor.ptr())),
       share_(std::move(counter), held) {}
 
@@ -150,20 +151,18 @@ nb::object View::unpack() const {
 }
 
 nb::object unpack(const nb::handle &held, const nb::handle &view) {
-    if (nb::isinstance<Compressed>(held)) return nb::inst_ptr<Compressed>(held)->unpack(view);
-    if (nb::isinstance<Kept>(held)) return nb::inst_ptr<Kept>(held)->unpack(view);
-    if (nb::isinstance<View>(held)) return nb::inst_ptr<View>(held)->unpack();
+    if (const auto *const kept = as<Kept>(held)) return kept->unpack(view);
+    if (auto *const codes = as<Compressed>(held)) return codes->unpack(view);
+    if (const auto *const part = as<View>(held)) return part->unpack();
     return view.is_none() ? held.attr("unpack")() : held.attr("unpack")(view);
 }
 
 nb::object unpack_for_backward(const nb::handle &held) {
     nb::object tensor = unpack(held, nb::none());
-    if (nb::isinstance<Kept>(held) || !norm_runs() || !engine_asks()) return tensor;
-    const bool is_exact =
-        nb::isinstance<Compressed>(held)
-            ? nb::inst_ptr<Compressed>(held)->is_beside(tensor)
-            : nb::isinstance<View>(held) && nb::inst_ptr<View>(held)->is_beside(tensor);
-    if (is_exact) return tensor;
+    if (as<Kept>(held) || !norm_runs() || !engine_asks()) return tensor;
+    const auto *const whole = as<Compressed>(held);
+    const auto *const part = as<View>(held);
+    if ((whole && whole->is_beside(tensor)) || (part && part->is_beside(tensor))) return tensor;
     const nb::object codes = held.attr("codes");
     return codes.is_none() ? tensor : held_rules().limit_normalized(tensor, *nb::tuple(codes));
 }

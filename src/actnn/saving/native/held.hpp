@@ -37,6 +37,13 @@ class Share {
     int64_t bytes_;
 };
 
+// The object of native code in one of Python whose class is exactly that of T; null in others.
+template <class T>
+T *as(const nanobind::handle &o) {
+    static const PyObject *const type = nanobind::type<T>().ptr();
+    return o.type().ptr() == type ? nanobind::inst_ptr<T>(o) : nullptr;
+}
+
 // Whether backward divides by tensors of a kind that codes do not tell from 0.
 struct Use {
     nanobind::object path;         // of the module
@@ -155,17 +162,14 @@ class View {
     void keep(nanobind::object other);
     // Says that backward divides by the tensor, so that the next ones like it are to be exact.
     void divided() {
-        if (nanobind::isinstance<Compressed>(held_))
-            nanobind::inst_ptr<Compressed>(held_)->divided();
+        if (auto *const codes = as<Compressed>(held_)) codes->divided();
     }
     void compares(const nanobind::handle &with) {
-        if (nanobind::isinstance<Compressed>(held_))
-            nanobind::inst_ptr<Compressed>(held_)->compares(with);
+        if (auto *const codes = as<Compressed>(held_)) codes->compares(with);
     }
     // Holds the view beside the codes, as there.
     void hold_beside(const nanobind::handle &tensor) {
-        if (nanobind::isinstance<Compressed>(held_))
-            beside_ = nanobind::inst_ptr<Compressed>(held_)->beside(tensor);
+        if (auto *const codes = as<Compressed>(held_)) beside_ = codes->beside(tensor);
     }
     bool is_beside(const nanobind::handle &tensor) const { return beside_ && beside_->is(tensor); }
     nanobind::object codes() const;

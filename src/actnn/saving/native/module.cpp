@@ -12,12 +12,59 @@ using namespace actnn;
 
 namespace {
 
-// The steps whose forward is running in this thread, the innermost last. Python keeps them alive.
-thread_local std::vector<PyObject *> running;
+// A step whose forward is running, and its pack hook; None for a call inside of the same step.
+struct Running {
+    nb::handle step, pack;
+};
+// Those of this thread, the innermost last. Python keeps them alive.
+thread_local std::vector<Running> running;
 
 nb::object pack(const nb::handle &tensor) {
     if (running.empty()) throw std::logic_error("no step is running in this thread");
-    return nb::inst_ptr<Step>(nb::handle(running.back()))->pack(tensor);
+    return nb::inst_ptr<Step>(running.back().step)->pack(tensor);
+}
+
+// Whether a transform of torch.func, or differentiation in forward mode, is running.
+bool transformed() {
+    static const nb::object *const forward =
+        new nb::object(nb::module_::import_("torch.autograd.forward_ad"));
+    static const nb::object *const transforms = new nb::object(
+        nb::module_::import_("torch._C").attr("_functorch").attr("peek_interpreter_stack"));
+    static const nb::object *const level = new nb::object(nb::str("_current_level"));
+    return 0 <= number(checked(PyObject_GetAttr(forward->ptr(), level->ptr()))) ||
+           !call(*transforms).is_none();
+}
+
+// The innermost step, or None if its hooks do not see what is saved.
+nb::object active() {
+    static const nb::object *const innermost =
+        new nb::object(nb::getattr(nb::module_::import_("torch._C").attr("_autograd"),
+                                   "_top_saved_tensors_default_hooks", nb::none()));
+    if (running.empty() || transformed()) return nb::none();
+    const Running last = running.back();
+    if (!innermost->is_none()) {
+        const nb::object hooks = (*innermost)(false);
+        if (hooks.is_none()) return hooks;
+        const nb::object pack = hooks[0];
+        if (!pack.is(last.pack) && !holds_true(last.step.attr("saving").attr("is_own")(pack)))
+            return nb::none();
+    }
+    return nb::borrow(last.step);
+}
+
+// The same for what a layer does with its input: also None if a tensor has no gradient, or is
+// small.
+nb::object active_for(const nb::handle &tensor) {
+    const Torch &t = torch();
+    if (!t.is_plain(tensor.ptr()) || !holds_true(t.requires_grad.of(tensor.ptr())))
+        return nb::none();
+    const nb::object step = active();
+    if (step.is_none()) return step;
+    Description d;
+    const int64_t bytes = t.tensors.describe(tensor.ptr(), d)
+                              ? d.elements() * d.bytes
+                              : nb::cast<int64_t>(tensor.attr("nbytes"));
+    return bytes < nb::inst_ptr<Step>(step)->min_bytes() ? nb::none() : step;
 }
 
 // The hook of a saved tensor. other: for tensors of subclasses, which a compiler may be tracing.
@@ -35,8 +82,9 @@ struct Unpack {
     nb::object other;
     explicit Unpack(nb::object other) : other(std::move(other)) {}
     nb::object operator()(const nb::handle &held) const {
-        const bool traced =
-            PyTuple_Check(held.ptr()) || PyObject_IsInstance(held.ptr(), torch().tensor.ptr()) == 1;
+        const bool traced = !as<Kept>(held) && !as<Compressed>(held) && !as<View>(held) &&
+                            (PyTuple_Check(held.ptr()) ||
+                             PyObject_IsInstance(held.ptr(), torch().tensor.ptr()) == 1);
         return traced ? other(held) : unpack_for_backward(held);
     }
 };
@@ -137,9 +185,14 @@ NB_MODULE(_native, m) {
     m.def("set_divides", [](nb::object divides) { held_rules().divides = divides; });
     m.def("in_custom_function", &in_custom_function);
     m.def("mark_computed", [] { Step::marked_computed = true; });
-    m.def("begin", [](nb::handle step) { running.push_back(step.ptr()); });
+    m.def(
+        "begin", [](nb::handle step, nb::handle pack) { running.push_back({step, pack}); },
+        nb::arg(), nb::arg().none());
     m.def("end", [] { running.pop_back(); });
     m.def("pack", &pack);
+    m.def("active", &active);
+    m.def("active_for", &active_for);
+    m.def("transformed", &transformed);
     nb::class_<Pack>(m, "Pack").def(nb::init<nb::object>()).def("__call__", &Pack::operator());
     nb::class_<Unpack>(m, "Unpack")
         .def(nb::init<nb::object>(), nb::arg().none())

@@ -19,8 +19,8 @@ struct Where {
 
 class ModulePaths {
  public:
-    // paths: id of a module -> its path. call: the code of torch.nn.Module._call_impl. checkpoint:
-    // the file of torch.utils.checkpoint.
+    // paths: id of a module -> its path. call: the code of torch.nn.Module._wrapped_call_impl,
+    // whose frames have few variables. checkpoint: the file of torch.utils.checkpoint.
     ModulePaths(const nanobind::dict &paths, nanobind::object call, nanobind::object checkpoint);
     Where current() const;
     // The path of a module; '' if the model has none such.

@@ -69,6 +69,15 @@ nb::object view_of(const nb::object &held, const nb::handle &tensor, const nb::o
     return nb::cast(new View(held, layout), nb::rv_policy::take_ownership);
 }
 
+// Whether what is held is the tensor of a description itself.
+bool is_kept_as(const nb::object &held, const Description &d) {
+    const auto *const kept = as<Kept>(held);
+    Description k;
+    return kept && torch().tensors.describe(kept->tensor().ptr(), k) && k.address == d.address &&
+           std::equal(k.shape, k.shape + k.dimensions, d.shape, d.shape + d.dimensions) &&
+           std::equal(k.strides, k.strides + k.dimensions, d.strides, d.strides + d.dimensions);
+}
+
 }  // namespace
 
 Step::Storage &Step::storage_of(const nb::handle &tensor) {
@@ -152,7 +161,7 @@ void Step::forget() {
 
 void Step::remember(const nb::handle &tensor, const nb::object &packed, size_t record) {
     if (is_first_) self().attr("_remember")(tensor, packed, record);
-    if (nb::isinstance<Kept>(packed)) return;
+    if (as<Kept>(packed)) return;
     if (operands_.size() == kMostOperands) operands_.pop_front();
     operands_.push_back(
         {weak(packed), weak(tensor), torch().tensors.version(tensor.ptr()), record});
@@ -164,21 +173,24 @@ nb::object Step::pack(const nb::handle &tensor) {
     const Torch &t = torch();
     Description d;
     if (!t.is_plain(tensor.ptr()) || !t.tensors.describe(tensor.ptr(), d) ||
-        holds_true(t.is_neg.call(tensor.ptr())) || holds_true(t.is_conj.call(tensor.ptr())))
+        holds_true(t.is_neg.call(tensor.ptr())) ||
+        (!d.is_floating && holds_true(t.is_conj.call(tensor.ptr()))))
         return keep(tensor, words().subclass, 0);
     const nb::object storage_object = t.storage.call(tensor.ptr());
     const uintptr_t address = t.address_of(storage_object);
     // What is alive anyway is not shared.
-    const auto keep_known = [&](const nb::object &reason, nb::object owner) {
+    const auto keep_known = [&](const nb::object &reason, nb::object owner,
+                                const nb::handle &known) {
         const bool is_view = !t.base.of(tensor.ptr()).is_none();
-        return keep(tensor, is_view ? view_of_a(reason) : reason, 0, {}, std::move(owner));
+        return keep(known, is_view ? view_of_a(reason) : reason, 0, {}, std::move(owner));
     };
     if (const Owned *const known = model_.of_storage(address))
-        return keep_known(known->reason, known->owner);
+        return keep_known(known->reason, known->owner, tensor);
     const auto [place, is_new] = storages_.try_emplace(address);
     Storage &storage = place->second;
     if (is_new) storage.reference = WeakStorage(storage_object);
-    if (storage.known.is_valid()) return keep_known(storage.known, {});
+    // An operator sees the input, so that the host's meter counts it.
+    if (storage.known.is_valid()) return keep_known(storage.known, {}, t.detach.call(tensor.ptr()));
 
     if (!storage.exact.is_valid() && !storage.claim &&
         in_custom_function(reinterpret_cast<PyObject *>(PyEval_GetFrame())))
@@ -205,7 +217,7 @@ nb::object Step::pack(const nb::handle &tensor) {
     nb::object operand = seen ? dereferenced(seen->held) : nb::none();
     const bool alive = !operand.is_none();
     const int64_t unrecorded = seen ? seen->nbytes : 0;
-    if (alive && !(storage.exact.is_valid() && nb::isinstance<Compressed>(operand))) {
+    if (alive && !(storage.exact.is_valid() && as<Compressed>(operand))) {
         const Where where = paths_.current();
         const size_t shared = seen->record;
         const nb::object scale = seen->scale;
@@ -214,10 +226,11 @@ nb::object Step::pack(const nb::handle &tensor) {
             record(tensor, unrecorded, 0, nb::str("shared with ") + nb::str(nb::int_(shared)), {},
                    where.path);
             nb::object held = operand;
-            if (nb::isinstance<Compressed>(operand)) nb::inst_ptr<Compressed>(operand)->share();
+            if (auto *const codes = as<Compressed>(operand)) codes->share();
             if (!scale.is_none()) held = self().attr("_scaled")(operand, scale);
             if (adaptive_) self().attr("_share")(shared, where.path);
-            const nb::object packed = dense ? view_of(held, tensor, whole) : held;
+            const nb::object packed =
+                dense && !is_kept_as(held, d) ? view_of(held, tensor, whole) : held;
             remember(tensor, packed, records_.size() - 1);
             return packed;
         }
@@ -255,6 +268,7 @@ nb::object Step::pack(const nb::handle &tensor) {
         before = &storage.saved.back();
     }
     before->held = weak(held);
+    if (as<Kept>(held)) last_kept_ = before->held;
     before->record = index;
     before->scale = nb::none();
     before->nbytes = 0;
@@ -348,8 +362,7 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
         choice = found[2];
         if (held.is_none()) return keep(whole, why, nbytes, choice, where.path, op);
     }
-    Compressed *const codes =
-        nb::isinstance<Compressed>(held) ? nb::inst_ptr<Compressed>(held) : nullptr;
+    Compressed *const codes = as<Compressed>(held);
     if (codes && use && learns_) codes->watch(use, nb::cast<int64_t>(choice.attr("bits")));
     const int64_t bytes = codes ? codes->held() : nb::cast<int64_t>(held.attr("held"));
     if (instead) {
@@ -378,7 +391,6 @@ nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbyte
            std::move(op));
     nb::object operand = keep_operand(kept, nbytes);
     if (learns_) nb::inst_ptr<Kept>(operand)->watch(use ? std::move(use) : uses_.other());
-    last_kept_ = weak(operand);
     return operand;
 }
 
@@ -388,7 +400,8 @@ bool Step::is_held(uintptr_t address, int64_t nbytes) const {
     const std::vector<Saved> &saved = place->second.saved;
     return std::any_of(saved.begin(), saved.end(), [&](const Saved &each) {
         const nb::object held = dereferenced(each.held);
-        return nb::isinstance<Kept>(held) && nb::inst_ptr<Kept>(held)->held() == nbytes;
+        const auto *const kept = as<Kept>(held);
+        return kept && kept->held() == nbytes;
     });
 }
 
@@ -409,8 +422,9 @@ void Step::record(const nb::handle &tensor, int64_t nbytes, int64_t held, nb::ob
     if (!path.is_valid()) path = paths_.current().path;
     if (!choice.is_valid()) choice = keep_choice();
     if (!op.is_valid()) op = words().empty;
-    records_.add({std::move(path), torch().shape.of(tensor.ptr()), torch().dtype.of(tensor.ptr()),
-                  std::move(reason), std::move(choice), std::move(op), nbytes, held});
+    auto [shape, dtype] = decisions_.form_of(tensor);
+    records_.add({std::move(path), std::move(shape), std::move(dtype), std::move(reason),
+                  std::move(choice), std::move(op), nbytes, held});
 }
 
 bool Step::marked_computed = false;

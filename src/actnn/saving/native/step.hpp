@@ -50,6 +50,15 @@ class Decisions {
     using CoderKey = std::tuple<const Decision *, int64_t, std::vector<int64_t>, int64_t, bool>;
     std::map<CoderKey, Coder> coders;
     std::vector<nanobind::object> named;  // what keys have the addresses of
+    struct Form {
+        nanobind::object shape, dtype;
+    };
+    // Returns shape and dtype of a tensor. Tensors of one form share these objects.
+    Form form_of(const nanobind::handle &tensor);
+
+ private:
+    std::vector<int64_t> form_;  // dtype and shape, as in the keys
+    std::map<std::vector<int64_t>, Form> forms_;
 };
 
 // What the first steps find out about kinds of tensors; it stays valid for good.
@@ -124,6 +133,7 @@ class Step {
     void forget();
     int64_t next() { return count_++; }
     bool is_first() const { return is_first_; }
+    int64_t min_bytes() const { return min_bytes_; }
     nanobind::object records() const { return records_object_; }
     // Whether a weight was computed from parameters and marked as one.
     static bool marked_computed;

@@ -77,6 +77,10 @@ def _minus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a if b is None else -b if a is None else a - b
 
 
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return a if b is None else b if a is None else a + b
+
+
 def _square(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.square().sum(dtype=torch.float64)
 
@@ -223,7 +227,12 @@ class Replay:
         inputs = [x for x in tree_leaves((arguments, named)) if _wants_gradient(x)]
         inputs = [x for x in inputs if not isinstance(x, nn.Parameter)]
         parameters = [p for p in model.parameters() if p.requires_grad]
-        with self._random.restored(), spare_buffers(model.modules()), torch.enable_grad():
+        with (
+            self._random.restored(),
+            spare_buffers(model.modules()),
+            _spare_grad(parameters),
+            torch.enable_grad(),
+        ):
             leaves = tree_leaves(forward(arguments, named))
             found = torch.autograd.grad(
                 [leaves[index] for index in self._gradients],
@@ -231,8 +240,26 @@ class Replay:
                 [gradient.restored() for gradient in self._gradients.values()],
                 allow_unused=True,
             )
+            own = [p.grad for p in parameters]
         torch.clear_autocast_cache()  # casts of weights that the next forward would share
-        return Gradient(list(found[: len(parameters)]), list(found[len(parameters) :]))
+        of_parameters = [_plus(a, b) for a, b in zip(found, own, strict=False)]
+        return Gradient(of_parameters, list(found[len(parameters) :]))
+
+
+@contextmanager
+def _spare_grad(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Let parameters have no `grad`, and afterwards the one that they had.
+
+    A backward may call another one, which adds to `grad`: that of reversible layers does.
+    """
+    kept = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in zip(parameters, kept, strict=True):
+            p.grad = grad
 
 
 def _wants_gradient(x: object) -> bool:

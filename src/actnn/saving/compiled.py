@@ -25,6 +25,7 @@ from actnn.saving import _native
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS, attention_bits, bounds_of
+from actnn.saving.graph_norms import softmax_dim
 from actnn.saving.graph_order import (
     arrange,
     bits_beside,
@@ -114,9 +115,13 @@ class GraphHooks:
             return x
         target = made_by(node).target
         bounds = _BOUNDS.get(target, UNBOUNDED)
+        dim = softmax_dim(made_by(node))
+        if dim is not None:  # of 1 - p, codes of p say nothing
+            flat, bounds = flat.log(), _BOUNDS[_aten._log_softmax.default]
         data, params = encode_in_step(flat, bits, saving.group, saving.stochastic, bounds)
         positive = fusible_mask(flat > 0) if target is _RELU else None
-        return ("codes", data, params, positive, bits, saving.group, x.dtype, bounds, *layout)
+        held = ("codes", data, params, positive, bits, saving.group, x.dtype, bounds, *layout)
+        return held if dim is None else ("softmax", held, dim)
 
     def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
         made = made_by(node)
@@ -201,6 +206,10 @@ def _unpack(held: Any) -> Any:
     kind, *rest = held
     if kind == "beside":
         return _unpack(rest[0])
+    if kind == "softmax":
+        logarithm = _unpack(rest[0])
+        counts = logarithm > _BOUNDS[_aten._log_softmax.default][0]
+        return torch.where(counts, logarithm.softmax(rest[1]), 0)
     if kind == "unread":
         return torch.empty(0)
     *rest, sizes, where, places = rest

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import SymInt, Tensor, fx
 
-from actnn.saving.norm_limits import LEAST, MOST
+from actnn.saving.exclusions import bounds_of
+from actnn.saving.norm_limits import LEAST, LOG_SOFTMAX, MOST
 
 _aten = torch.ops.aten
 _SUMS = _aten.add.Tensor, _aten.add.Scalar
@@ -43,6 +44,8 @@ def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
     has a tiny deviation, by which backward divides the noise of codes. Functions of the rows may
     be computed again, too, in which noise does not average out.
 
+    Exponentials of a log_softmax get a row that sums to 1.
+
     Args:
         forward: The forward graph.
         backward: The backward graph; what it reads or computes again has the names of the forward
@@ -51,6 +54,7 @@ def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
     made = {node.name: node for node in forward.nodes}
     for node in list(backward.nodes):
         _limit_operator(node, made)
+        _normalize_logarithms(node, made)
     norms = [norm for node in forward.nodes for norm in _norms_of(node)]
     if norms:
         again = _Again(forward, backward)
@@ -93,6 +97,62 @@ def _limit_operator(node: fx.Node, made: dict[str, fx.Node]) -> None:
         mean = _add(node.graph, [mean], _aten.unsqueeze.default, mean, dim)
         scale = _add(node.graph, [scale], _aten.unsqueeze.default, scale, dim)
     _Limited(rows, scale, mean, _Norm(rows, mean, scale, eps, dims)).replace([node], x)
+
+
+def _normalize_logarithms(node: fx.Node, made: dict[str, fx.Node]) -> None:
+    """Let the exponentials of a log_softmax that a node needs sum to 1.
+
+    Args:
+        node: A node of the backward graph.
+        made: Name -> node of the forward graph.
+    """
+    x: Any
+    if node.target is _aten._log_softmax_backward_data.default:
+        x, dim = node.args[1:3]
+    elif node.target is _aten.exp.default:
+        x = node.args[0]
+        first = _first_of(x)
+        same = made.get(first.name)
+        total = None if same is None else _log_of_sum(same)
+        if total is None or first.target not in (same.target, same.name):  # type: ignore[union-attr]
+            return
+        dim = total.args[1][0]  # type: ignore[index]
+    else:
+        return
+    graph, dtype = node.graph, x.meta["val"].dtype
+    wide = x if dtype.itemsize >= 4 else _add(graph, [x], _CASTS[0], x, torch.float32)
+    exponentials = _add(graph, [wide], _aten.exp.default, wide)
+    total = _add(graph, [exponentials], _aten.sum.dim_IntList, exponentials, [dim], True)
+    excess = _add(graph, [total], _aten.log.default, total)
+    size = _add(graph, [excess], _aten.abs.default, excess)
+    is_beyond = _add(graph, [size], _aten.gt.Scalar, size, _ROUNDING)  # else there is no noise
+    excess = _add(graph, [is_beyond], _aten.mul.Tensor, excess, is_beyond)
+    counts = _add(graph, [wide], _aten.gt.Scalar, wide, bounds_of(LOG_SOFTMAX, torch.float32)[0])
+    excess = _add(graph, [excess, counts], _aten.mul.Tensor, counts, excess)
+    found = _add(graph, [excess], _aten.sub.Tensor, wide, excess)  # in the strides of the first
+    if wide is not x:
+        found = _add(graph, [found], _CASTS[0], found, dtype)
+    del found.meta[_LIMIT]
+    node.replace_input_with(x, found)
+
+
+def softmax_dim(node: fx.Node) -> int | None:
+    """Return the dimension of a softmax if a node is the exponential of a log_softmax."""
+    x = _argument(node, _aten.exp.default)
+    total = None if x is None else _log_of_sum(_first_of(x))
+    if x is None or total is None or _sizes(_first_of(x).meta["val"]) != _sizes(x.meta["val"]):
+        return None
+    return int(total.args[1][0])  # type: ignore[index, arg-type]
+
+
+def _log_of_sum(node: fx.Node) -> fx.Node | None:
+    """Return the sum of exponentials if a node is x - log(sum(exp(x))) over one dimension."""
+    x, log = (*node.args, None, None)[:2] if node.target is _aten.sub.Tensor else (None, None)
+    total = _argument(log, _aten.log.default)
+    exponential = _argument(total, _aten.sum.dim_IntList)
+    if total is None or _argument(exponential, _aten.exp.default) is not x or not _has_dims(total):
+        return None
+    return total if len(total.args[1]) == 1 else None  # type: ignore[arg-type]
 
 
 class _Again:

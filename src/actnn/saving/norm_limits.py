@@ -1,6 +1,6 @@
 """Norms whose backward normalizes decoded numbers again, operation by operation.
 
-`graph_norms` does the same in compiled code.
+`graph_norms` does the same in compiled code. A log_softmax normalizes, too: see `LOG_SOFTMAX`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Size, Tensor
 
 from actnn.saving.cuda import executor as cuda
 from actnn.saving.cuda.executor import Limits, RowSizes
+from actnn.saving.exclusions import bounds_of
 
 LEAST = 1e-6
 """The least mean square of an exact row after a norm: it is known to the precision of float32."""
@@ -26,6 +27,12 @@ Noise is then as large as the row. That of 2 bits is smaller where all rows have
 STATISTIC = "statistic of a norm"  # the reason in records
 STATISTICS = frozenset({"NativeGroupNormBackward0"})
 """Nodes of which all results but the first are statistics that have a gradient."""
+LOG_SOFTMAX = "LogSoftmaxBackward0"
+"""Its decoded result is normalized again, so that the exponentials of a row sum to 1.
+
+The gradient of a confident prediction is 1 - p, which is less than the noise of p. Made from the
+others, it has the relative error of theirs.
+"""
 _RUN = 32  # groups of codes are a multiple of it
 _Shape = tuple[tuple[int, ...], list[int], float]
 
@@ -125,6 +132,8 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: Size) -> Tensor:
     noise of codes. So the mean square of rows has a limit, in terms of that of exact rows after the
     norm, variance / (variance + eps) = 1 - eps scale^2.
 
+    A log_softmax gets a result whose exponentials sum to 1.
+
     The tensor may be changed: noise of a row without variance is of no use to others, either.
 
     Args:
@@ -134,7 +143,12 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: Size) -> Tensor:
         shape: Of the tensor that has the codes, of which x may be a view.
     """
     node: Any = torch._C._current_autograd_node()
-    norm = None if node is None else NORMS.get(node.name())
+    name = "" if node is None else node.name()
+    if name == LOG_SOFTMAX:
+        found = torch.log_softmax(x, _signed(node._saved_dim))
+        vanished = bounds_of(LOG_SOFTMAX, x.dtype)[0]  # exponentials that are 0 stay 0
+        return torch.where(x > vanished, found, vanished)
+    norm = NORMS.get(name)
     if norm is None or not x.numel():
         return x
     rows = _limited_rows(norm, norm.settings(node), x.shape, x.stride(), groups, shape.numel())
@@ -162,6 +176,11 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: Size) -> Tensor:
     found = torch.empty_like(given)
     torch.lerp(mean.to(x.dtype), given, factor.to(x.dtype), out=found)
     return found.view(x.shape)
+
+
+def _signed(dim: int) -> int:
+    """Return a dimension that a node shows as an unsigned number."""
+    return dim - (1 << 64) if dim >= 1 << 63 else dim
 
 
 @lru_cache(maxsize=4096)

@@ -41,7 +41,13 @@ from actnn.saving.held import (
     refuse_second_derivative,
     view_of_storage,
 )
-from actnn.saving.norm_limits import NORMS, STATISTIC, STATISTICS, limit_normalized
+from actnn.saving.norm_limits import (
+    LOG_SOFTMAX,
+    NORMS,
+    STATISTIC,
+    STATISTICS,
+    limit_normalized,
+)
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
@@ -56,7 +62,7 @@ _native.set_held_rules(
     refuse_second_derivative,
     restore_sides,
     view_of_storage,
-    frozenset(NORMS),
+    frozenset({*NORMS, LOG_SOFTMAX}),
     uncompiled(limit_normalized),
 )
 _native.set_divides(uncompiled(divides))

@@ -1,5 +1,6 @@
 """Codes are compared with exact tensors once, where the model runs."""
 
+import copy
 import warnings
 
 import pytest
@@ -30,6 +31,33 @@ class Waves(nn.Module):
 class WavesOfWaves(nn.Module):
     def forward(self, h):
         return torch.cos(torch.sin(h))
+
+
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, block):
+        ctx.block = block
+        y = x + block(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        y = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            (y + ctx.block(y)).backward(dy)  # adds to `grad` of the block's parameters
+        return y.grad, None
+
+
+class Reversible(nn.Module):
+    """Its backward calls another one, as that of Reformer does."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.block, self.b = nn.Linear(32, 128), nn.Linear(128, 128), nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.b(_Reversed.apply(self.a(x), self.block))
 
 
 def train(net, steps=4):
@@ -63,6 +91,23 @@ def test_ordinary_codes_do_not_warn(settings, batch):
         warnings.filterwarnings("ignore", "Compression adds")
         for _ in range(4):
             CE(net(torch.randn(batch, 32)), torch.randint(10, (batch,))).backward()
+
+
+@pytest.mark.parametrize("settings", [{"bits": 8}, {"level": "L3"}], ids=str)
+def test_a_backward_that_calls_another_one_adds_nothing_to_the_gradient(settings):
+    torch.manual_seed(0)
+    net = Reversible()
+    exact = copy.deepcopy(net)
+    actnn.compress(net, min_bytes=0, **settings)
+    runs = []
+    net.block.register_forward_hook(lambda *_: runs.append(1))
+    for _ in range(4):
+        x, y = torch.randn(256, 32), torch.randint(10, (256,))
+        for each in (net, exact):  # gradients accumulate over the steps
+            CE(each(x), y).backward()
+        for mine, theirs in zip(net.block.parameters(), exact.block.parameters(), strict=True):
+            assert (mine.grad - theirs.grad).norm() <= 0.3 * theirs.grad.norm()
+    assert len(runs) > 8  # forward and backward of a step run the block, trials do so again
 
 
 @pytest.mark.parametrize("level", [None, "L3"])

@@ -1,0 +1,98 @@
+"""The gradient of a confident prediction is 1 - p: decoded probabilities have to sum to 1."""
+
+import pytest
+import torch
+from torch import nn
+
+import actnn
+
+CLASSES, COUNT = 200, 256
+WAYS = ("context", "model", "aot_eager", "aot_eager_decomp_partition")
+
+
+@pytest.fixture(autouse=True)
+def _compile_anew():
+    yield
+    torch.compiler.reset()  # all models share frames, which are compiled a few times at most
+
+
+class Confident(nn.Module):
+    """Logits of which one is larger than all others by more than 8, and the loss."""
+
+    def __init__(self, dim=1):
+        super().__init__()
+        self.a, self.b, self.dim = nn.Linear(32, CLASSES), nn.Linear(CLASSES, CLASSES), dim
+
+    def forward(self, x, y, margin):
+        z = self.b(torch.relu(self.a(x))) * 3 + margin
+        if self.dim == 0:
+            return nn.functional.nll_loss(z.t().log_softmax(0).t(), y)
+        return nn.functional.cross_entropy(z, y)
+
+
+def gradient_of(model, run, batch):
+    model.zero_grad()
+    run(*batch).backward()
+    return torch.cat([p.grad.flatten().double() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("way", "dtype", "dim", "larger"),
+    [
+        *((way, torch.float32, 1, larger) for way in WAYS for larger in (10, 15)),
+        *(("context", dtype, 1, 10) for dtype in (torch.float64, torch.bfloat16)),
+        ("aot_eager", torch.bfloat16, 1, 10),
+        ("context", torch.float32, 0, 15),
+    ],
+    ids=str,
+)
+def test_the_gradient_of_confident_predictions(way, dtype, dim, larger):
+    torch.manual_seed(0)
+    model = Confident(dim).to(dtype)
+    x, y = torch.randn(COUNT, 32, dtype=dtype), torch.randint(CLASSES, (COUNT,))
+    batch = x, y, larger * nn.functional.one_hot(y, CLASSES).to(dtype)
+    exact = gradient_of(model, model, batch)
+    if way == "context":
+        saving = actnn.compressed(bits=8, min_bytes=0, model=model)
+
+        def run(*batch):
+            with saving:
+                return model(*batch)
+    else:
+        actnn.compress(model, bits=8, min_bytes=0)
+        run = model if way == "model" else torch.compile(model, backend=way)
+    found = gradient_of(model, run, batch)
+    assert (found - exact).norm() <= 0.12 * exact.norm()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lossless_codes_change_no_logarithm(way):
+    torch.manual_seed(0)
+    model = Confident()
+    x, y = torch.randn(COUNT, 32), torch.randint(CLASSES, (COUNT,))
+    batch = x, y, 10 * nn.functional.one_hot(y, CLASSES)
+    exact = gradient_of(model, model, batch)
+    actnn.compress(model, bits=8, min_bytes=0)
+    model.actnn.set_choices({"": actnn.Choice("keep")})
+    run = model if way in WAYS[:2] else torch.compile(model, backend=way)
+    found = gradient_of(model, run, batch)
+    assert (found - exact).norm() <= 1e-5 * exact.norm()
+
+
+def test_masked_rows_stay_what_they_are():
+    z = torch.randn(64, CLASSES, requires_grad=True)
+    mask = torch.zeros(64, CLASSES, dtype=torch.bool)
+    mask[:, 1::2] = True
+    target = torch.randn(64, CLASSES // 2)
+
+    def gradient():
+        z.grad = None
+        rows = (z * 1).masked_fill(mask, -torch.inf).log_softmax(-1)
+        (rows[:, ::2] * target).sum().backward()
+        return z.grad
+
+    exact = gradient()
+    with actnn.compressed(bits=8, min_bytes=0):
+        found = gradient()
+    assert (found - exact).norm() <= 0.01 * exact.norm()
+    assert not found[mask].any()

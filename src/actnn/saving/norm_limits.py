@@ -34,6 +34,7 @@ The gradient of a confident prediction is 1 - p, which is less than the noise of
 others, it has the relative error of theirs.
 """
 _RUN = 32  # groups of codes are a multiple of it
+_PART = 1 << 24  # elements that are normalized at once
 _Shape = tuple[tuple[int, ...], list[int], float]
 
 
@@ -145,9 +146,8 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: Size) -> Tensor:
     node: Any = torch._C._current_autograd_node()
     name = "" if node is None else node.name()
     if name == LOG_SOFTMAX:
-        found = torch.log_softmax(x, _signed(node._saved_dim))
-        vanished = bounds_of(LOG_SOFTMAX, x.dtype)[0]  # exponentials that are 0 stay 0
-        return torch.where(x > vanished, found, vanished)
+        _normalize_logarithms(x, _signed(node._saved_dim))
+        return x
     norm = NORMS.get(name)
     if norm is None or not x.numel():
         return x
@@ -176,6 +176,17 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: Size) -> Tensor:
     found = torch.empty_like(given)
     torch.lerp(mean.to(x.dtype), given, factor.to(x.dtype), out=found)
     return found.view(x.shape)
+
+
+def _normalize_logarithms(x: Tensor, dim: int) -> None:
+    """Let the exponentials of a tensor sum to 1; those that are 0 stay 0.
+
+    Logits of language models are the largest tensors of a step. So this goes part by part.
+    """
+    vanished = bounds_of(LOG_SOFTMAX, x.dtype)[0]
+    rows = x.movedim(dim, -1) if x.dim() > 1 else x.view(1, -1)
+    for part in rows.split(max(1, rows.shape[0] * _PART // max(1, rows.numel()))):
+        part.copy_(torch.where(part > vanished, part.log_softmax(-1), vanished))
 
 
 def _signed(dim: int) -> int:

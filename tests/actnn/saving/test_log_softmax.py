@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import actnn
+from actnn.saving import norm_limits
 
 CLASSES, COUNT = 200, 256
 WAYS = ("context", "model", "aot_eager", "aot_eager_decomp_partition")
@@ -96,3 +97,17 @@ def test_masked_rows_stay_what_they_are():
         found = gradient()
     assert (found - exact).norm() <= 0.01 * exact.norm()
     assert not found[mask].any()
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+def test_logarithms_are_normalized_part_by_part(dim, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(norm_limits, "_PART", 100)
+    x = torch.randn(6, 7, 20).transpose(0, 1)
+    expected = x.log_softmax(dim)
+    norm_limits._normalize_logarithms(x, dim)
+    torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
+    for one in (torch.randn(9), torch.randn(0, 3), torch.randn(3, 0)):
+        same = one.log_softmax(-1)
+        norm_limits._normalize_logarithms(one, -1)
+        assert torch.equal(one, same)

@@ -236,7 +236,7 @@ class Planner:
         for choice in self.costs.of:
             if self._progress.is_over:
                 break
-            if self.costs.peak((choice,) * len(self._units)) <= room:
+            if self._peak_by_unit(choice) <= room:
                 self._peak_of(as_run(self._units, (choice,) * len(self._units)), room)
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
@@ -248,11 +248,17 @@ class Planner:
 
     def _may_fit(self, choice: BlockChoice, room: int) -> bool:
         """Whether a model compiled as one may fit, by what its blocks need."""
-        # What there was no time for has no costs; recomputation always has, and holds least.
+        # As one, codes are also of what blocks pass on, as they are by the hooks around blocks.
         by_unit = replace(choice, whole=False), replace(choice, whole=False, fused=False)
-        known = next((each for each in by_unit if each in self.costs.of), RECOMPUTE)
-        peak = self.costs.peak((known,) * len(self._units))
-        return peak * (1 - WHOLE_SAVES) <= room
+        known = [self._peak_by_unit(each) for each in by_unit if each in self.costs.of]
+        if not known:  # there was no time to measure it; recomputation holds least
+            base, least = self.costs.base, self._peak_by_unit(RECOMPUTE)
+            share = choice.memory if choice.bits is None else 0.0
+            known = [max(least, base + share * (self._peak_by_unit(KEEP) - base))]
+        return min(known) * (1 - WHOLE_SAVES) <= room
+
+    def _peak_by_unit(self, choice: BlockChoice) -> float:
+        return self.costs.peak((choice,) * len(self._units))
 
     def _is_beaten(self, choice: BlockChoice, room: int) -> bool:
         """Whether a model compiled as one fits that does the same, and recomputes or rounds less.
@@ -440,9 +446,7 @@ def _candidates(device: torch.device, bits: Sequence[int], compile: bool) -> lis
 
 
 def _compiled_as_one(bits: Sequence[int]) -> list[BlockChoice]:
-    """What is measured for the whole model."""
-    fused = [each for each in bits if each in FUSED]
-    return [
-        *(BlockChoice("keep", memory=share, whole=True) for share in (1.0, *MEMORY_SHARES)),
-        *(BlockChoice("compress", each, fused=True, whole=True) for each in fused),
-    ]
+    """What is measured for the whole model, in this order while there is time."""
+    every, some, *few = (BlockChoice("keep", memory=m, whole=True) for m in (1.0, *MEMORY_SHARES))
+    fused = [BlockChoice("compress", b, fused=True, whole=True) for b in bits if b in FUSED]
+    return [every, some, *fused, *few]

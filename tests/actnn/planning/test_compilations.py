@@ -1,6 +1,7 @@
 """How often `fit` compiles: once for each kind of block and form, and no model that cannot win."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -156,6 +157,23 @@ def test_models_compiled_as_one_come_first_if_time_is_short(compiled, monkeypatc
     assert timed[0] == over[0]
     assert sum(not each[0].whole for each in timed) <= 1
     assert "max_seconds are over: not measured: '4 bits fused compiled as one'" in str(plan)
+
+
+@pytest.mark.parametrize("are_codes_measured", [True, False])
+def test_what_may_fit_as_one(compiled, monkeypatch, are_codes_measured):
+    """At least what its blocks need, less a fifth; codes are also of what blocks pass on."""
+    made = planner((256,) * 3)
+    names = ["compiled as one", "compiled as one for 50%", "4 bits fused compiled as one"]
+    assert list(map(str, made._whole)) == [*names, "compiled as one for 20%"]
+    peaks = {"keep": 100, "recompute": 30, "4 bits": 49, "4 bits fused": 54}
+    measured = peaks if are_codes_measured else ("keep", "recompute")
+    of = {choice: costs for choice, costs in made.costs.of.items() if str(choice) in measured}
+    made.costs = replace(made.costs, base=10, of=of)
+    monkeypatch.setattr(made, "_peak_by_unit", lambda choice: peaks[str(choice)])
+    least = 80, 0.8 * (10 + 0.5 * 90), 0.8 * (49 if are_codes_measured else 30), 0.8 * 30
+    for choice, room in zip(made._whole, least, strict=True):
+        assert made._may_fit(choice, room + 0.1)
+        assert not made._may_fit(choice, room - 0.1)
 
 
 @pytest.mark.parametrize("drops", [False, True])

@@ -214,8 +214,10 @@ def _is_exponent(node: fx.Node, made_by: Makers) -> bool:
     """Whether a node is a difference of tensors of which the exponential is taken.
 
     They have one shape, or what is subtracted is the logarithm of a sum: operands may be infinite
-    or as good as that.
+    or as good as that. What lets exponentials sum to 1 is neither.
     """
+    if any(map(is_limit, node.all_input_nodes)):
+        return False
     a, b = (*(_shape_of(each) for each in node.all_input_nodes), None, None)[:2]
     if _name(node) != "sub" or a is None or b is None:
         return False

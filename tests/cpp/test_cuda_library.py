@@ -166,7 +166,7 @@ def test_errors_of_nvrtc_name_source_and_options(nvrtc: CudaAccess) -> None:
         RuntimeError, match=r"to compile boundary/rows\.cu with .*-DPadding=1, got\n"
     ):
         nvrtc.compile_kernel("boundary/rows", "Padding=1", "sm_90a")
-    with pytest.raises(RuntimeError, match=r"name of an embedded source, got 'absent\.cu'"):
+    with pytest.raises(RuntimeError, match=r"name of a source, got 'absent\.cu'"):
         nvrtc.compile_kernel("absent", "", "sm_90a")
 
 

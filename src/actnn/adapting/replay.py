@@ -20,7 +20,7 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from actnn.saving.dense import is_batched
-from actnn.saving.recompute import spare_buffers
+from actnn.saving.recompute import spare_buffers, spare_grad
 from actnn.saving.uncompiled import uncompiled
 
 SAMPLED = 1 << 16  # elements of each gradient that stand for all of it
@@ -230,7 +230,7 @@ class Replay:
         with (
             self._random.restored(),
             spare_buffers(model.modules()),
-            _spare_grad(parameters),
+            spare_grad(parameters),
             torch.enable_grad(),
         ):
             leaves = tree_leaves(forward(arguments, named))
@@ -244,22 +244,6 @@ class Replay:
         torch.clear_autocast_cache()  # casts of weights that the next forward would share
         of_parameters = [_plus(a, b) for a, b in zip(found, own, strict=False)]
         return Gradient(of_parameters, list(found[len(parameters) :]))
-
-
-@contextmanager
-def _spare_grad(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Let parameters have no `grad`, and afterwards the one that they had.
-
-    A backward may call another one, which adds to `grad`: that of reversible layers does.
-    """
-    kept = [p.grad for p in parameters]
-    for p in parameters:
-        p.grad = None
-    try:
-        yield
-    finally:
-        for p, grad in zip(parameters, kept, strict=True):
-            p.grad = grad
 
 
 def _wants_gradient(x: object) -> bool:

@@ -16,6 +16,7 @@ from actnn.layers.root import Root
 from actnn.planning.units import Unit
 from actnn.saving import Choice, Saving, TensorInfo, _native
 from actnn.saving.active import ACTIVE, active_step, pack_in_step
+from actnn.saving.compiled import CompiledCall
 from actnn.saving.held import Held, View
 from actnn.saving.module_classes import Swapped, as_plain, swap, swap_back
 from actnn.saving.recompute import rerun
@@ -105,9 +106,7 @@ class CompiledBlock(Swapped):
             return run(*arguments, **named)
         if compiled.form[1] is not None:
             # Those of the model would be others for each plan, and all would be compiled again.
-            hooks = step.saving.hooks_in(compiled.path)
-            with saved_tensors_hooks(hooks.pack, hooks.unpack):
-                return run(*arguments, **named)
+            return CompiledCall(run, step.saving, compiled.path)(*arguments, **named)
         step.opaque = _opaque(cast(nn.Module, self), (arguments, named))
         try:
             # Hooks that are no graphs stay outside of compiled code: one code for all choices.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from actnn.errors import ActNNError
+from actnn.saving.recompute import spare_grad
 
 Loss: TypeAlias = Callable[[nn.Module, Any], Tensor]
 
@@ -163,21 +164,16 @@ class TrainingStep:
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         leaves = [x for x in leaves_of(self.example) if isinstance(x, Tensor) and x.is_leaf]
         leaves += self.model.parameters()
-        gradients = [leaf.grad for leaf in leaves]
         devices = [self.device] if self.device.type == "cuda" else []
         numbers = [(module, _numbers_of(module)) for module in self.model.modules()]
-        with _python_seeded(), torch.random.fork_rng(devices):
+        with _python_seeded(), torch.random.fork_rng(devices), spare_grad(leaves):
             torch.manual_seed(0)
-            for leaf in leaves:
-                leaf.grad = None
             try:
                 yield
             finally:
                 with torch.no_grad():
                     for name, buffer in self.model.named_buffers():
                         buffer.copy_(buffers[name])
-                for leaf, gradient in zip(leaves, gradients, strict=True):
-                    leaf.grad = gradient
                 for module, each in numbers:
                     vars(module).update(each)
 

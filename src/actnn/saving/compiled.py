@@ -113,9 +113,9 @@ class GraphHooks:
         bits = self._bits(saving, x, node, size) if real else None
         if bits is None:
             return x
-        target = made_by(node).target
+        made = made_by(node)
+        target, dim = made.target, softmax_dim(made)
         bounds = _BOUNDS.get(target, UNBOUNDED)
-        dim = softmax_dim(made_by(node))
         if dim is not None:  # of 1 - p, codes of p say nothing
             flat, bounds = flat.log(), _BOUNDS[_aten._log_softmax.default]
         data, params = encode_in_step(flat, bits, saving.group, saving.stochastic, bounds)

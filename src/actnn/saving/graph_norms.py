@@ -130,10 +130,10 @@ def _normalize_logarithms(node: fx.Node, made: dict[str, fx.Node]) -> None:
     counts = _add(graph, [wide], _aten.gt.Scalar, wide, bounds_of(LOG_SOFTMAX, torch.float32)[0])
     excess = _add(graph, [excess, counts], _aten.mul.Tensor, counts, excess)
     found = _add(graph, [excess], _aten.sub.Tensor, wide, excess)  # in the strides of the first
-    if wide is not x:
-        found = _add(graph, [found], _CASTS[0], found, dtype)
-    del found.meta[_LIMIT]
-    node.replace_input_with(x, found)
+    form = found if wide is x else _add(graph, [found], _CASTS[0], found, dtype)
+    for each in {wide, found, form}:  # who looks for divisions goes from x to the node
+        each.meta.pop(_LIMIT, None)
+    node.replace_input_with(x, form)
 
 
 def softmax_dim(node: fx.Node) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -178,6 +178,22 @@ def spare_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for each, buffers in kept:
             each._buffers.update(buffers)
+
+
+@contextmanager
+def spare_grad(tensors: Collection[Tensor]) -> Iterator[None]:
+    """Let tensors have no `grad`, and afterwards the one that they had.
+
+    A backward may call another one, which adds to `grad`: that of reversible layers does.
+    """
+    kept = [x.grad for x in tensors]
+    for x in tensors:
+        x.grad = None
+    try:
+        yield
+    finally:
+        for x, grad in zip(tensors, kept, strict=True):
+            x.grad = grad
 
 
 def _with_statistics(module: nn.Module) -> list[nn.Module]:

@@ -721,6 +721,24 @@ def test_compiled_code_compresses_what_it_divides_by_numbers_far_from_0(name, mo
 
 
 @leaves
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_code_keeps_logarithms_of_what_it_divides_by(dtype, monkeypatch):
+    torch.manual_seed(0)
+    encoded = []
+
+    def encode(*arguments):
+        encoded.append(arguments)
+        return encode_in_step(*arguments)
+
+    monkeypatch.setattr("actnn.saving.compiled.encode_in_step", encode)
+    torch._dynamo.reset()
+    net = Steep(lambda x: 1 / x.log_softmax(-1).exp()).to(dtype)
+    net = torch.compile(actnn.compress(net, bits=8, min_bytes=1024), backend="aot_eager")
+    net(torch.randn(64, 32, dtype=dtype)).sum().backward()
+    assert not encoded
+
+
+@leaves
 def test_a_choice_compresses_what_compiled_code_divides_by(monkeypatch):
     torch.manual_seed(0)
     encoded = []

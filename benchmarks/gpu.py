@@ -14,7 +14,7 @@ multiplications and exchanges of states, the projection's multiplications, and a
 through memory, each at the rate measured on an H200 when nothing else is done. `in`, `project` and
 `steps` are the time on the GPU of each part of an eager call, by the profiler: parts that overlap
 add up to more than a call. `adds` is what a call in a graph takes longer than its recurrence alone,
-in a graph of the same call without all that comes before.
+in a graph of the same call without all that comes before. This needs the package cuda-bindings.
 
 `--launches` measures eager calls whose launches become graphs by themselves, and in another process
 with QUANT_GRU_CUDA_GRAPHS=0 calls whose launches do not: GRUs of one layer, and of two layers and

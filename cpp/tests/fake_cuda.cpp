@@ -115,6 +115,7 @@ std::string host_library(const std::string &folder, const std::string &text) {
 #define FAKE extern "C" __attribute__((visibility("default"))) int
 
 FAKE cuInit(unsigned) { return 0; }
+FAKE cuDriverGetVersion(int *version) { return *version = 13000, 0; }
 FAKE cuDeviceGetCount(int *count) { return *count = 1, 0; }
 FAKE cuDeviceGet(int *device, int index) { return *device = index, index ? kInvalidDevice : 0; }
 

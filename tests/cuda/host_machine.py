@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from fake_driver import FakeDriver
+
 import quant_gru
 from quant_gru.kernel_runtime import _native
 from quant_gru.kernel_runtime.cuda.launch import Grid
@@ -112,7 +114,7 @@ class Host:
         self.launched: list[tuple[str, dict[str, object]]] = []
         self.resident = resident or {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
         self._loaded: dict[str, ctypes.CDLL] = {}
-        self._driver = None
+        self._device = None
         self.functions: dict[int, Callable[[], None]] = {}
         self.failed: list[Exception] = []
 
@@ -163,31 +165,24 @@ class Host:
         return 0
 
     def native(self):
-        """The functions of a driver; a function's handle is its place in `functions`."""
-        if self._driver is None:
-            Pointer = ctypes.c_void_p
+        """A GPU of native code; a function's handle is its place in `functions`."""
+        if self._device is None:
+            self._driver = _Driver(self)
+            self._device = self._driver.device()
+        return self._device
 
-            @ctypes.CFUNCTYPE(ctypes.c_int, *[Pointer] * 4)
-            def launch(config, function, parameters, extra):
-                try:
-                    self.functions[function]()
-                except Exception as error:
-                    self.failed.append(error)
-                    return 1
-                return 0
 
-            @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Pointer))
-            def get(to):
-                to[0] = 1
-                return 0
+class _Driver(FakeDriver):
+    def __init__(self, host):
+        super().__init__()
+        self._host = host
 
-            @ctypes.CFUNCTYPE(ctypes.c_int, Pointer)
-            def set_(context):
-                return 0
-
-            addresses = [ctypes.cast(each, Pointer).value for each in (launch, get, set_)]
-            self._driver = (_native.Driver(*addresses, 1), launch, get, set_)
-        return self._driver[0]
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        try:
+            self._host.functions[function]()
+        except Exception as error:
+            self._host.failed.append(error)
+            return 1
 
 
 class Prepared:

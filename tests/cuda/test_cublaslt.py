@@ -1,13 +1,12 @@
 """Products among launches: what a library is told, and that a stand-in's give torch's."""
 
-import ctypes
 import gc
 
 import pytest
 import torch
+from fake_driver import FakeDriver
 from stub_cublas import FAILED, Cublas
 
-from quant_gru.kernel_runtime import _native
 from quant_gru.kernel_runtime.cuda import cublaslt, driver
 from quant_gru.kernel_runtime.cuda.cublaslt import Product
 from quant_gru.kernel_runtime.cuda.workspace import Memory
@@ -21,12 +20,9 @@ class Device(driver.Device):
     """A device that knows nothing but a library."""
 
     def __init__(self, library):
-        context = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(lambda to: 0)
-        self._context_now = context
-        address = ctypes.cast(context, ctypes.c_void_p).value
-        # the context is null, and so it is current
-        self.native = _native.Driver(0, address, 0, 0)
-        self.index, self._library = 0, library
+        self._driver = FakeDriver()
+        self.native = self._driver.device()
+        self.index, self._library, self._error = 0, library, KernelError
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ import warnings
 
 import pytest
 import torch
+from fake_driver import FakeDriver
 from typer.testing import CliRunner
 
 from quant_gru import QuantGRU, QuantGRUWarning
 from quant_gru.cli import app
 from quant_gru.kernel_runtime.cuda import compiler, driver
+from quant_gru.kernel_runtime.errors import KernelError
 from quant_gru.kernels import dispatch
 from quant_gru.kernels.cuda import machine
 from quant_gru.modules import gru as module
@@ -20,11 +22,10 @@ GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture
-def without_bindings(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    driver._driver.cache_clear()
-    yield
-    driver._driver.cache_clear()
+def without_pathfinder(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    compiler.native.cache_clear()
+    compiler._nvrtc.cache_clear()
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: found.capability)
+    monkeypatch.setattr(driver, "_driver", FakeDriver().native)
     driver._missing.cache_clear()
     yield found
     driver._missing.cache_clear()
@@ -48,12 +50,8 @@ def gpu_line():
     return line.split(maxsplit=1)[1]
 
 
-@pytest.mark.parametrize(
-    ("cuda", "package"), [("12.8", "12"), ("13.0", "13"), (None, "13")], ids=["12", "13", "none"]
-)
-def test_the_reference_on_a_gpu_is_said_once(without_bindings, device, monkeypatch, cuda, package):
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    install = rf'reference executor.*cuda-bindings.*pip install "cuda-bindings=={package}\.\*"'
+def test_the_reference_on_a_gpu_is_said_once(without_pathfinder, device):
+    install = 'reference executor.*cuda-pathfinder.*pip install "cuda-pathfinder"'
     with pytest.warns(QuantGRUWarning, match=install) as said:
         assert not dispatch.runs_on_gpu(GPU)
     assert said[0].filename == __file__
@@ -64,21 +62,35 @@ def test_the_reference_on_a_gpu_is_said_once(without_bindings, device, monkeypat
         assert dispatch.executor_name(GPU) == "reference (PyTorch integers, cuda)"
 
 
-def test_nvrtc_alone_is_missing(device, monkeypatch):
+@pytest.mark.parametrize(
+    ("cuda", "package"),
+    [("12.8", "-cu12==12"), ("13.0", "==13"), (None, "==13")],
+    ids=["12", "13", "none"],
+)
+def test_nvrtc_alone_is_missing(device, monkeypatch, cuda, package):
     def load_nvidia_dynamic_lib(name):
         raise RuntimeError(f"Failure finding lib{name}\nand where it was looked for")
 
     pathfinder = types.SimpleNamespace(load_nvidia_dynamic_lib=load_nvidia_dynamic_lib)
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(driver, "_driver", lambda: None)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     compiler.native.cache_clear()
     compiler._nvrtc.cache_clear()
     reason = driver.missing(GPU)
-    assert 'pip install "nvidia-cuda-nvrtc-cu12==12.*"' in reason
+    assert f'pip install "nvidia-cuda-nvrtc{package}.*"' in reason
     assert reason.endswith("got RuntimeError: Failure finding libnvrtc")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert 'pip install "nvidia-cuda-nvrtc==13.*"' in compiler.missing()
+
+
+def test_a_driver_that_is_too_old(device, monkeypatch):
+    monkeypatch.setattr(driver, "_driver", FakeDriver(version=11080).native)
+    assert driver.missing(GPU) == "Expected a driver of CUDA 12 or later, got 11.8"
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="not for builds of torch with CUDA")
+def test_without_a_driver():
+    found = "libcuda.so.1 is a part of it"
+    with pytest.raises(KernelError, match=f"driver of an NVIDIA GPU to be installed .{found}"):
+        driver._driver()
 
 
 def test_gpus_that_no_kernel_is_for(device, monkeypatch):
@@ -102,7 +114,7 @@ def test_info_says_why_there_is_no_gpu(monkeypatch):
     assert gpu_line() == "none: PyTorch finds no device"
 
 
-def test_info_of_a_gpu_without_kernels(without_bindings, device):
+def test_info_of_a_gpu_without_kernels(without_pathfinder, device):
     line = gpu_line()
     assert line.startswith("NVIDIA Test (sm_90), reference (PyTorch integers, cuda): Expected cuda")
     assert "pip install" in line

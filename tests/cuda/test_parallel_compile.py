@@ -1,128 +1,227 @@
-"""Kernels compiled ahead: at once, one time each; errors come where the code is asked for."""
+"""Kernels compiled ahead: at once, one time each; errors come where the kernel is loaded."""
 
+import _thread
 import os
+import signal
 import subprocess
 import sys
 import threading
 
 import pytest
 import torch
+from fake_driver import FakeDriver
 from host_machine import Host
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer.call_form import CallForm
-from quant_gru.kernel_runtime.cuda import compiler, driver
+from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
-from quant_gru.kernel_runtime.cuda.parallel_compile import ParallelCompiler
 from quant_gru.kernel_runtime.cuda.sources import RUNTIME
 from quant_gru.kernel_runtime.errors import KernelError
 from quant_gru.kernels.cuda import planned_launches
 from quant_gru.kernels.cuda.forward.stack import stack_of
 
-A, B, C = (Kernel.of(name, name, {"N": i}) for i, name in enumerate("abc"))
+GRID = Grid((1, 1), 32)
 WAIT = 20  # seconds until a test fails instead of waiting for ever
+NEEDS_PROCESSORS = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
 
 
 class Compiler:
     """Records what it is asked for; each call waits until `together` calls have come."""
 
-    def __init__(self, monkeypatch, together=1):
-        self.asked, self.broken = [], set()
+    def __init__(self, together=1):
+        self.asked, self.broken, self.threads, self.most = [], set(), 0, 0
         self._barrier = threading.Barrier(together, timeout=WAIT)
-        monkeypatch.setattr(compiler, "machine_code", self)
+        self._lock = threading.Lock()
 
-    def __call__(self, sources, source, macros, arch):
-        self.asked.append((source, macros, arch))
+    def __call__(self, source, macros, arch):
+        with self._lock:
+            self.asked.append((source, macros, arch))
+            self.threads += 1
+            self.most = max(self.most, self.threads)
         self._barrier.wait()
+        with self._lock:
+            self.threads -= 1
         if source in self.broken:
             raise KernelError(f"Expected {source}")
         return source.encode()
 
 
-def test_all_that_is_expected_is_compiled_at_once(monkeypatch):
-    nvrtc = Compiler(monkeypatch, together=3)
-    codes = ParallelCompiler("sm_90a", RUNTIME)
-    for kernel in (A, B, C, A, B):
-        codes.expect(kernel)
-    assert [codes.take(kernel) for kernel in (C, A, B)] == [b"c", b"a", b"b"]
-    assert sorted(each[0] for each in nvrtc.asked) == ["a", "b", "c"]
-    assert all(each[2] == "sm_90a" for each in nvrtc.asked)
-    assert {each[0]: each[1] for each in nvrtc.asked}["b"] == {"N": 1}
+class Opened:
+    """A GPU whose kernels a compiler of the test compiles."""
+
+    def __init__(self, compile_):
+        self._driver = FakeDriver()
+        self.native = self._driver.device(compile_)
+
+    def expect(self, source, **macros):
+        self.native.expect(source, macros)
+
+    def load(self, source, function="f", **macros):
+        """The machine code that is loaded."""
+        self.native.load(source, function, macros, GRID)
+        return self._driver.modules[-1]
 
 
-def test_functions_of_one_source_share_a_compilation(monkeypatch):
-    nvrtc = Compiler(monkeypatch)
-    codes = ParallelCompiler("sm_80", RUNTIME)
-    codes.expect(A)
-    codes.expect(Kernel.of("a", "other", {"N": 0}))
-    assert codes.take(A) == b"a"
+@NEEDS_PROCESSORS
+def test_all_that_is_expected_is_compiled_at_once():
+    nvrtc = Compiler(together=2)
+    gpu = Opened(nvrtc)
+    for name in "abab":
+        gpu.expect(name, N=name)
+    assert [gpu.load(name, N=name) for name in "ba"] == [b"b", b"a"]
+    found = sorted(nvrtc.asked, key=lambda each: each[0])
+    assert found == [("a", {"N": "a"}, "sm_90a"), ("b", {"N": "b"}, "sm_90a")]
+
+
+def test_as_many_threads_as_processors_compile():
+    nvrtc = Compiler()
+    gpu = Opened(nvrtc)
+    names = [str(i) for i in range(8 * (os.cpu_count() or 1))]
+    for name in names:
+        gpu.expect(name)
+    assert [gpu.load(name) for name in names] == [name.encode() for name in names]
+    assert sorted(each[0] for each in nvrtc.asked) == sorted(names)
+    # and the one that loads
+    assert nvrtc.most <= (os.cpu_count() or 1) + 1
+
+
+def test_functions_of_one_source_share_a_compilation():
+    nvrtc = Compiler()
+    gpu = Opened(nvrtc)
+    gpu.expect("a")
+    for function in ("f", "g"):
+        assert gpu.load("a", function) == b"a"
+    gpu.expect("a")
     assert len(nvrtc.asked) == 1
 
 
-def test_errors_come_with_the_code_and_go(monkeypatch):
-    nvrtc = Compiler(monkeypatch)
+def test_errors_come_with_the_load_and_go():
+    nvrtc = Compiler()
     nvrtc.broken.add("a")
-    codes = ParallelCompiler("sm_80", RUNTIME)
-    codes.expect(A)
-    codes.expect(B)
+    gpu = Opened(nvrtc)
+    gpu.expect("a")
+    gpu.expect("b")
     for _ in range(2):
         with pytest.raises(KernelError, match="Expected a"):
-            codes.take(A)
-    assert codes.take(B) == b"b"
+            gpu.load("a")
+    assert gpu.load("b") == b"b"
     nvrtc.broken.clear()
-    assert codes.take(A) == b"a"
+    assert gpu.load("a") == b"a"
 
 
-def test_without_a_thread_code_is_compiled_when_it_is_taken(monkeypatch):
-    nvrtc = Compiler(monkeypatch)
-    codes = ParallelCompiler("sm_80", RUNTIME)
+def test_what_is_expected_after_an_error_is_compiled_again():
+    nvrtc = Compiler()
+    nvrtc.broken.add("a")
+    gpu = Opened(nvrtc)
+    gpu.expect("a")
+    finish_threads()
+    nvrtc.broken.clear()
+    gpu.expect("a")
+    assert gpu.load("a") == b"a"
+
+
+def finish_threads():
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(WAIT)
+
+
+def test_without_a_thread_a_kernel_is_compiled_when_it_is_loaded(monkeypatch):
+    nvrtc = Compiler()
+    gpu = Opened(nvrtc)
 
     def start(thread):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as m:
         m.setattr(threading.Thread, "start", start)
-        codes.expect(A)
+        gpu.expect("a")
         assert not nvrtc.asked
-        assert codes.take(A) == b"a"
-    assert codes.take(A) == b"a"
+        assert gpu.load("a") == b"a"
+    assert gpu.load("b") == b"b"
     assert len(nvrtc.asked) == 2
+
+
+def test_threads_may_outlive_their_gpu():
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def compile_(source, macros, arch):
+        begun.set()
+        assert goes_on.wait(WAIT)
+        return b"code"
+
+    gpu = Opened(compile_)
+    gpu.expect("a")
+    assert begun.wait(WAIT)
+    del gpu
+    goes_on.set()
+    finish_threads()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_a_wait_for_the_compiler_can_be_interrupted():
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def compile_(source, macros, arch):
+        begun.set()
+        assert goes_on.wait(WAIT)
+        return b"code"
+
+    gpu = Opened(compile_)
+    gpu.expect("a")
+    assert begun.wait(WAIT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupt = threading.Timer(0.2, _thread.interrupt_main)
+    interrupt.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            gpu.load("a")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        goes_on.set()
+        interrupt.join()
+    assert gpu.load("a") == b"code"
 
 
 def test_exit_waits_for_the_compiler(tmp_path):
     """Threads of autograd are not Python's: what they start would be left behind."""
     script = """
 import threading
-from quant_gru.kernel_runtime.cuda.launch import Kernel
-from quant_gru.kernel_runtime.cuda.parallel_compile import ParallelCompiler
+from functools import partial
+from fake_driver import FakeDriver
+from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernel_runtime.cuda.sources import RUNTIME
-codes = ParallelCompiler("sm_80", RUNTIME)
-kernel = Kernel.of("probe", "probe", {})
-begin = threading.Thread(target=codes.expect, args=[kernel], daemon=True)
+driver = FakeDriver()
+gpu = driver.device(partial(compiler.machine_code, RUNTIME))
+begin = threading.Thread(target=gpu.expect, args=["probe", {}], daemon=True)
 begin.start()
 begin.join()
 """
-    environment = {**os.environ, RUNTIME.cache.variable: str(tmp_path)}
+    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, RUNTIME.cache.variable: str(tmp_path), "PYTHONPATH": path}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
     assert len(list(tmp_path.rglob("*.cubin"))) == 1
 
 
 class Device(driver.Device):
-    """A device that loads nothing but waits for what has been compiled."""
+    """A device whose kernels a compiler of the test compiles."""
 
-    def __init__(self):
-        self._compiler, self._modules, self.loaded = ParallelCompiler("sm_90a", RUNTIME), {}, []
+    def __init__(self, compile_):
+        self._opened = Opened(compile_)
+        self.native, self.loaded = self._opened.native, []
         self.has_clusters = True
 
     def _ready(self, kernel, grid):
-        self.loaded.append(self._compiler.take(kernel))
+        self.loaded.append(self._opened.load(kernel.source))
         raise KernelError("Expected a GPU")
 
 
-def test_a_device_begins_with_what_is_prepared_and_loads_at_a_join(monkeypatch):
-    Compiler(monkeypatch, together=2)
-    device = Device()
-    prepared = [device.prepare(kernel, Grid((1, 1), 32), None) for kernel in (A, B)]
+@NEEDS_PROCESSORS
+def test_a_device_begins_with_what_is_prepared_and_loads_at_a_join():
+    device = Device(Compiler(together=2))
+    kernels = [Kernel.of(name, name, {}) for name in "ab"]
+    prepared = [device.prepare(kernel, GRID, None) for kernel in kernels]
     assert not device.loaded
     # without the other on its way, the first would wait in vain
     for each, code in zip(prepared, (b"a", b"b"), strict=True):
@@ -147,7 +246,7 @@ class Started:
 
 def test_launches_are_loaded_once_when_they_are_first_started(tmp_path):
     host = Host(tmp_path)
-    device = Device()
+    device = Device(Compiler())
     device.native = host.native()
     launches, failing = [Started(host), Started(host)], [True]
     loads = []

@@ -1,12 +1,11 @@
 """Prepared launches in native code: what a driver gets to see, told by one that records it."""
 
 import ctypes
-import threading
 
 import pytest
 import torch
+from fake_driver import HERE, OTHER, FakeDriver
 
-from quant_gru.kernel_runtime import _native
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
@@ -25,59 +24,40 @@ ConfigC = structure(
     attributes=Pointer,
     count=ctypes.c_uint,
 )
-HERE, OTHER = 0x7000, 0x8000  # contexts
 KERNEL = Kernel.of("probe", "probe", {})
 
 
-class Driver:
-    """Functions of a driver that records what it gets."""
+class Driver(FakeDriver):
+    """Records launches. `failing` are those that fail, by their places."""
 
     def __init__(self):
-        self.context, self.launched, self.fails = OTHER, [], {}
+        super().__init__()
+        self.launched, self.failing = [], {}
 
-        @ctypes.CFUNCTYPE(ctypes.c_int, *[Pointer] * 4)
-        def launch(config, function, parameters, extra):
-            status = self.fails.get(len(self.launched), 0)
-            given = ctypes.cast(parameters, ctypes.POINTER(ctypes.POINTER(TwoC)))[0].contents
-            c = ConfigC.from_address(config)
-            cluster = None
-            if c.count:
-                attribute = AttributeC.from_address(c.attributes)
-                cluster = (attribute.id, *attribute.value[:3])
-            sizes = (*c.grid, *c.block, c.shared_bytes)
-            fields = (given.first, *given.second, given.count)
-            self.launched.append((function, sizes, c.stream, cluster, fields, extra, self.context))
-            return status
-
-        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Pointer))
-        def get(to):
-            to[0] = self.context
-            return self.fails.get("get", 0)
-
-        @ctypes.CFUNCTYPE(ctypes.c_int, Pointer)
-        def set_(context):
-            self.context = context
-            return self.fails.get("set", 0)
-
-        self._functions = (launch, get, set_)
-        addresses = [ctypes.cast(each, Pointer).value for each in self._functions]
-        self.native = _native.Driver(*addresses, HERE)
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        status = self.failing.get(len(self.launched), 0)
+        given = ctypes.cast(parameters, ctypes.POINTER(ctypes.POINTER(TwoC)))[0].contents
+        c = ConfigC.from_address(config)
+        cluster = None
+        if c.count:
+            attribute = AttributeC.from_address(c.attributes)
+            cluster = (attribute.id, *attribute.value[:3])
+        sizes = (*c.grid, *c.block, c.shared_bytes)
+        fields = (given.first, *given.second, given.count)
+        self.launched.append((function, sizes, c.stream, cluster, fields, extra, self.context))
+        return status
 
 
 class Device(driver.Device):
-    """A device of a recording driver."""
+    """A device of a recording driver, on which each grid has a function of its own."""
 
     def __init__(self, recording):
-        self.native, self.loaded, self.index = recording.native, {}, 0
+        self.native, self.loaded, self.index = recording.device(), {}, 0
         self.stream = lambda: 3
-        self.has_clusters = True
-        self._modules = {(KERNEL.source, KERNEL.macros): None}
+        self.has_clusters, self._error = True, KernelError
 
     def _ready(self, kernel, grid):
         return self.loaded.setdefault(grid, driver.Loaded(40 + len(self.loaded), 0))
-
-    def raise_for(self, status):
-        raise KernelError(f"status {status}")
 
 
 @pytest.fixture
@@ -121,36 +101,6 @@ def test_launches_of_a_kernel_have_configurations_of_their_own(recording):
     assert [(each[2], each[4][0]) for each in recording.launched] == [(5, 2), (6, 1)]
 
 
-class Attributes:
-    """A driver that knows functions and their attributes."""
-
-    class CUfunction_attribute:
-        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = "shared"
-        CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = "clusters"
-
-    def __init__(self):
-        self.of = {}
-
-    def cuModuleGetFunction(self, module, name):
-        return 0, hash(name)
-
-    def cuFuncSetAttribute(self, function, name, value):
-        self.of[function, name] = value
-        return (0,)
-
-
-def test_a_function_keeps_the_shared_memory_of_all_that_launch_it(recording, monkeypatch):
-    device, attributes = Device(recording), Attributes()
-    device._driver, device._lock = attributes, threading.RLock()
-    device._loaded, device._shared, device._modules = {}, {}, {(KERNEL.source, KERNEL.macros): 1}
-    monkeypatch.setattr(device, "_check", lambda result: result[-1])
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    large, small = (Grid((8, 1), 32, n, size) for n, size in ((1, 150_000), (4, 70_000)))
-    for grid, expected in ((small, 70_000), (large, 150_000), (small, 150_000)):
-        device._load(KERNEL, grid)
-        assert [v for (_, name), v in attributes.of.items() if name == "shared"] == [expected]
-
-
 def test_an_early_launch_says_so_where_the_device_knows(recording):
     device = Device(recording)
     grid = Grid((2, 1), 32, early=True)
@@ -160,16 +110,17 @@ def test_an_early_launch_says_so_where_the_device_knows(recording):
         assert recording.launched[-1][3] == attribute
 
 
-@pytest.mark.parametrize("failing", [0, 1, "get", "set"])
+@pytest.mark.parametrize("failing", [0, 1, "cuCtxGetCurrent", "cuCtxSetCurrent"])
 def test_the_first_failure_is_told_and_ends_it(recording, failing):
     device = Device(recording)
     launches = [device.prepare(KERNEL, Grid((1, 1), 32), two(i, i)) for i in range(3)]
     joined = device.join(launches)
-    recording.context, recording.fails = OTHER, {failing: 719}
-    with pytest.raises(KernelError, match="719"):
+    is_launch = isinstance(failing, int)
+    (recording.failing if is_launch else recording.fails)[failing] = 719
+    with pytest.raises(KernelError, match="got CUDA_ERROR_LAUNCH_FAILED"):
         joined.start(1)
-    assert len(recording.launched) == (failing + 1 if isinstance(failing, int) else 0)
-    recording.context, recording.fails = HERE, {}
+    assert len(recording.launched) == (failing + 1 if is_launch else 0)
+    recording.context, recording.fails, recording.failing = HERE, {}, {}
     recording.launched.clear()
     joined.start(1)
     assert len(recording.launched) == 3
@@ -186,11 +137,11 @@ def test_the_context_is_another_only_while_it_launches(recording):
         assert recording.context == before
         assert {each[-1] for each in recording.launched} == {HERE}
     # nothing is set where it is current
-    recording.fails = {"set": 1}
+    recording.fails = {"cuCtxSetCurrent": 1}
     recording.context = HERE
     launch.start(0)
     recording.context = OTHER
-    with pytest.raises(KernelError, match="status 1"):
+    with pytest.raises(KernelError, match="succeed, got 1"):
         launch.start(0)
 
 

@@ -3,133 +3,78 @@
 import ctypes
 
 import pytest
+from fake_driver import GRAPHS, FakeDriver
 
 from quant_gru.kernel_runtime import _native
-from quant_gru.kernel_runtime.cuda import driver as device_driver
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
-from quant_gru.kernel_runtime.cuda.driver import _GRAPHS
 from quant_gru.kernel_runtime.cuda.launch import Grid
-from quant_gru.kernel_runtime.errors import KernelError
 
-Pointer, Int = ctypes.c_void_p, ctypes.c_int
+Pointer = ctypes.c_void_p
 OneC = structure("OneC", value=ctypes.c_int64)
+BEGIN = "cuStreamBeginCapture_v2"
 OWN, MINE = 900, 5  # the stream that records, and that of the caller
 RELAXED, GLOBAL = 2, 0
 STREAM_OFFSET = 32  # of a launch configuration
 
 
-class Driver:
-    """Functions of a driver. `seen` are kernels on streams, and graphs as lists of kernels."""
+class Driver(FakeDriver):
+    """`seen` are kernels on streams, and graphs as lists of kernels."""
 
-    def __init__(self):
+    def __init__(self, without=()):
+        super().__init__(without)
         self.seen, self.recorded, self.graphs, self.instances = [], None, {}, {}
-        self.capturing, self.mode, self.fails, self.calls = 0, GLOBAL, None, []
-        self.uploaded = set()
+        self.capturing, self.mode, self.uploaded = 0, GLOBAL, set()
+        self.gpu = self.device(graphs=True)
 
-        def out(pointer, value):
-            ctypes.cast(pointer, ctypes.POINTER(Pointer))[0] = value
-
-        def launch(config, function, parameters, extra):
-            stream = Pointer.from_address(config + STREAM_OFFSET).value
-            value = ctypes.cast(parameters, ctypes.POINTER(ctypes.POINTER(OneC)))[0].contents.value
-            if stream == OWN:
-                assert self.mode == RELAXED
-                if self.fails == "launch":
-                    return 900
-                self.recorded.append((function, value))
-            else:
-                self.seen.append((function, value, stream))
-            return 0
-
-        def context(to):
-            out(to, 1)
-            return 0
-
-        def create(to, flags):
-            assert flags == 1
-            out(to, OWN)
-            return 0
-
-        def is_capturing(stream, to):
-            ctypes.cast(to, ctypes.POINTER(Int))[0] = self.capturing
-            return 0
-
-        def begin(stream, mode):
-            assert (stream, mode) == (OWN, RELAXED)
-            self.recorded = []
-            return 0
-
-        def end(stream, to):
-            number = 100 + len(self.graphs)
-            self.graphs[number], self.recorded = self.recorded, None
-            out(to, number)
-            return 0
-
-        def exchange(to):
-            mode = ctypes.cast(to, ctypes.POINTER(Int))
-            self.mode, mode[0] = mode[0], self.mode
-            return 0
-
-        def instantiate(to, graph, flags):
-            assert flags == 0
-            number = 200 + len(self.instances)
-            self.instances[number] = self.graphs[graph]
-            out(to, number)
-            return 0
-
-        def upload(graph, stream):
-            assert (self.mode, stream) == (RELAXED, MINE)
-            self.uploaded.add(graph)
-            return 0
-
-        def start(graph, stream):
-            assert graph in self.uploaded
-            self.seen.append((self.instances[graph], stream))
-            return 0
-
-        def destroy(graph):
-            del self.graphs[graph]
-            return 0
-
-        def forget(graph):
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        stream = Pointer.from_address(config + STREAM_OFFSET).value
+        value = ctypes.cast(parameters, ctypes.POINTER(ctypes.POINTER(OneC)))[0].contents.value
+        if stream == OWN:
             assert self.mode == RELAXED
-            self.instances[graph] = None
-            return 0
+            if "launch" in self.fails:
+                return 900
+            self.recorded.append((function, value))
+        else:
+            self.seen.append((function, value, stream))
+        return 0
 
-        graphs = (
-            (create, Pointer, ctypes.c_uint),
-            (is_capturing, Pointer, Pointer),
-            (begin, Pointer, Int),
-            (end, Pointer, Pointer),
-            (exchange, Pointer),
-            (instantiate, Pointer, Pointer, ctypes.c_ulonglong),
-            (upload, Pointer, Pointer),
-            (start, Pointer, Pointer),
-            (destroy, Pointer),
-            (forget, Pointer),
-        )
-        self._functions = [
-            self._function(name, function, arguments)
-            for name, (function, *arguments) in zip(_GRAPHS, graphs, strict=True)
-        ]
-        basic = [
-            ctypes.CFUNCTYPE(Int, *kinds)(function)
-            for function, kinds in (
-                (launch, [Pointer] * 4),
-                (context, [Pointer]),
-                (lambda _: 0, [Pointer]),
-            )
-        ]
-        addresses = [ctypes.cast(each, Pointer).value for each in (*basic, *self._functions)]
-        self._functions += basic
-        self.native = _native.Driver(*addresses[:3], 1, addresses[3:])
+    def cuStreamCreate(self, to, flags):
+        assert flags == 1
+        to[0] = OWN
 
-    def _function(self, name, function, arguments):
-        def call(*given):
-            self.calls.append(name)
-            return 700 if name == self.fails else function(*given)
+    def cuStreamIsCapturing(self, stream, to):
+        to[0] = self.capturing
 
-        return ctypes.CFUNCTYPE(Int, *arguments)(call)
+    def cuStreamBeginCapture_v2(self, stream, mode):
+        assert (stream, mode) == (OWN, RELAXED)
+        self.recorded = []
+
+    def cuStreamEndCapture(self, stream, to):
+        to[0] = number = 100 + len(self.graphs)
+        self.graphs[number], self.recorded = self.recorded, None
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        self.mode, mode[0] = mode[0], self.mode
+
+    def cuGraphInstantiateWithFlags(self, to, graph, flags):
+        assert flags == 0
+        to[0] = number = 200 + len(self.instances)
+        self.instances[number] = self.graphs[graph]
+
+    def cuGraphUpload(self, graph, stream):
+        assert (self.mode, stream) == (RELAXED, MINE)
+        self.uploaded.add(graph)
+
+    def cuGraphLaunch(self, graph, stream):
+        assert graph in self.uploaded
+        self.seen.append((self.instances[graph], stream))
+
+    def cuGraphDestroy(self, graph):
+        del self.graphs[graph]
+
+    def cuGraphExecDestroy(self, graph):
+        assert self.mode == RELAXED
+        self.instances[graph] = None
 
 
 @pytest.fixture
@@ -142,7 +87,7 @@ class Listed:
 
     def __init__(self, driver, count=3):
         self.values = [OneC(i) for i in range(count)]
-        self.native = _native.Launches(driver.native)
+        self.native = _native.Launches(driver.gpu)
         for i, each in enumerate(self.values):
             self.native.add(40 + i, Grid((1, 1), 32), ctypes.addressof(each))
         self._driver = driver  # whose functions free graphs
@@ -167,7 +112,7 @@ def test_the_third_start_with_a_key_is_recorded(driver):
     assert driver.seen[6:] == [listed.graph(), listed.graph(), listed.graph(6)]
     assert driver.mode == GLOBAL
     assert not driver.graphs
-    assert driver.calls.count("cuStreamBeginCapture") == 1
+    assert driver.calls.count(BEGIN) == 1
 
 
 def test_other_keys_have_arguments_of_their_own(driver):
@@ -187,16 +132,17 @@ def test_other_keys_have_arguments_of_their_own(driver):
     assert driver.seen == listed.each()
 
 
-@pytest.mark.parametrize("way", ["without a key", "one launch", "without graphs"])
+@pytest.mark.parametrize("way", ["without a key", "one launch", "without graphs", *GRAPHS])
 def test_what_is_never_a_graph(driver, way):
+    if way in GRAPHS:  # the driver does not have it
+        driver = Driver(without=(way,))
     if way == "without graphs":
-        addresses = [ctypes.cast(each, Pointer).value for each in driver._functions[-3:]]
-        driver.native = _native.Driver(*addresses, 1)
+        driver.gpu = driver.device()
     listed = Listed(driver, 1 if way == "one launch" else 3)
     for _ in range(6):
         listed.native.start(MINE) if way == "without a key" else listed.start(7)
     assert driver.seen == 6 * listed.each()
-    assert not driver.calls
+    assert not GRAPHS.keys() & set(driver.calls)
 
 
 @pytest.mark.parametrize("what", ["captures", "cannot say"])
@@ -208,30 +154,33 @@ def test_launches_belong_to_a_graph_of_the_caller(driver, what):
     if what == "captures":
         driver.capturing = 1
     else:
-        driver.fails = "cuStreamIsCapturing"
+        driver.fails["cuStreamIsCapturing"] = 700
     listed.start(7)
     assert driver.seen == listed.each()
-    driver.capturing, driver.fails = 0, None
+    driver.capturing, driver.fails = 0, {}
     listed.start(7)
     assert driver.seen[3:] == [listed.graph()]
 
 
-@pytest.mark.parametrize("fails", [*_GRAPHS[:1], *_GRAPHS[2:7], "launch"])
+RECORD = [*GRAPHS][:1] + [*GRAPHS][2:7]
+
+
+@pytest.mark.parametrize("fails", [*RECORD, "launch"])
 def test_launches_start_one_by_one_if_the_driver_does_not_record(driver, fails):
-    driver.fails = fails
+    driver.fails[fails] = 700
     listed = Listed(driver)
     for _ in range(99):
         assert listed.start(7) == 0
     assert driver.seen == 99 * listed.each()
     assert driver.mode == GLOBAL
-    assert driver.calls.count("cuStreamBeginCapture") <= 1
+    assert driver.calls.count(BEGIN) <= 1
     assert not driver.graphs
     assert not any(driver.instances.values())
 
 
 def test_a_failing_start_of_a_graph_is_told(driver):
     listed = Listed(driver)
-    driver.fails = "cuGraphLaunch"
+    driver.fails["cuGraphLaunch"] = 700
     assert [listed.start(7) for _ in range(4)] == [0, 0, 700, 700]
 
 
@@ -239,12 +188,12 @@ def test_addresses_that_rarely_repeat_are_rarely_recorded(driver):
     listed = Listed(driver)
     for key in range(1000):
         listed.start(key)
-    assert "cuStreamBeginCapture" not in driver.calls
+    assert BEGIN not in driver.calls
     # addresses that stay for a few starts
     for key in range(1000):
         for _ in range(4):
             listed.start(key)
-    assert driver.calls.count("cuStreamBeginCapture") <= 4000 / 16 + 4
+    assert driver.calls.count(BEGIN) <= 4000 / 16 + 4
     # and those that stay at last
     for _ in range(40):
         listed.start(-1 & (1 << 64) - 1)
@@ -290,15 +239,3 @@ def test_graphs_of_all_lists_are_limited(driver):
     for each in lists:
         each.start(7)
     assert sum(each is not None for each in driver.instances.values()) == 250
-
-
-def test_graphs_are_optional(monkeypatch):
-    def address(name):
-        if name == _GRAPHS[3]:
-            raise KernelError("none")
-        return 1
-
-    monkeypatch.setattr(device_driver, "_address", address)
-    assert device_driver._graph_functions.__wrapped__() == []
-    monkeypatch.setattr(device_driver, "_address", len)
-    assert device_driver._graph_functions.__wrapped__() == list(map(len, _GRAPHS))

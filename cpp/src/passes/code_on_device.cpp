@@ -97,10 +97,12 @@ struct HostCopies {
     void read(const V *&array, int64_t count) {
         const int place = place_of({{"an array", array}});
         if (place == kHost) return;
-        const CurrentContext current(primary_context(place));
-        if (all.empty()) check(driver().cuStreamSynchronize(stream));
+        const Device &device = Device::at(place);
+        const Driver &d = device.driver();
+        const CurrentContext current(device);
+        if (all.empty()) d.check(d.cuStreamSynchronize(stream));
         all.emplace_back(static_cast<size_t>(count) * sizeof(V));
-        check(driver().cuMemcpyDtoH(all.back().data(), address_of(array), all.back().size()));
+        d.check(d.cuMemcpyDtoH(all.back().data(), address_of(array), all.back().size()));
         array = reinterpret_cast<const V *>(all.back().data());
     }
 
@@ -169,7 +171,7 @@ struct CodeOnDevice<T>::State {
     void run(const Prepared &work, Addresses &given) {
         given[static_cast<size_t>(Block::space)] = work.space.address();
         given[own] = work.own.address();
-        const CurrentContext current(primary_context(device));
+        const CurrentContext current(Device::at(device));
         std::optional<Products::Settings> settings;
         size_t launch = 0;
         for (const std::optional<GradientProduct> &each : work.products) {

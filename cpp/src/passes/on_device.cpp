@@ -27,9 +27,8 @@ struct Machine {
     Machine(int index_, const PassSizes &sizes, cublasHandle_t blas)
         : index(index_),
           step_rows(sizes.N == 1 ? 1 : kStepWarps),
-          device(cuda::Device::at(index_)),
-          context(cuda::primary_context(index_)) {
-        const cuda::CurrentContext current(context);
+          device(cuda::Device::at(index_)) {
+        const cuda::CurrentContext current(device);
         products.emplace(blas);
         const std::string real = std::is_same_v<T, float> ? "float" : "double";
         const auto load = [&](const char *name) {
@@ -45,7 +44,6 @@ struct Machine {
 
     int index, step_rows;
     cuda::Device &device;
-    void *context;
     std::optional<Products> products;
     cuda::Function forward, backward, forward_step, backward_step, columns;
 
@@ -97,7 +95,7 @@ void OnDevice<T>::forward(int device, const PassSizes &sizes, Zoneout zoneout,
                           const ForwardArguments<T> &c) {
     Machine<T> &m = state_->machine(device, sizes);
     const cuda::Stream stream = state_->stream;
-    const cuda::CurrentContext current(m.context);
+    const cuda::CurrentContext current(m.device);
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     m.products->multiply({c.x, C, 1}, c.steps * N, c.W, C, 3 * H, c.tmp_Wx, false);
@@ -135,7 +133,7 @@ template <class T>
 void OnDevice<T>::backward(int device, const PassSizes &sizes, const BackwardArguments<T> &c) {
     Machine<T> &m = state_->machine(device, sizes);
     const cuda::Stream stream = state_->stream;
-    const cuda::CurrentContext current(m.context);
+    const cuda::CurrentContext current(m.device);
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     const int64_t items = c.steps * N, channels = 3 * H;

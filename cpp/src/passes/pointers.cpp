@@ -11,6 +11,7 @@
 #endif
 
 #include "cuda/host/runtime.hpp"
+#include "kernel_runtime/native/sources.hpp"
 #include "passes/on_device.hpp"
 
 namespace quant_gru {

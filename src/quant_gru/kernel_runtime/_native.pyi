@@ -1,4 +1,4 @@
-"""The compiler, prepared launches and their arguments."""
+"""The compiler and its cache, GPUs, prepared launches and their arguments."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,25 +35,41 @@ class Fields:
     def move(self, base: int, /) -> None: ...
 
 class Driver:
-    """The CUDA driver, called through function addresses. Methods return the driver's status."""
+    """The CUDA driver of this machine, or functions in its place: their addresses by name."""
 
-    # graphs: the functions of `GraphDriver` in recorded_graphs.hpp; none without graphs
+    def __init__(self, functions: Mapping[str, int] = ..., /) -> None: ...
+
+class Device:
+    """A GPU and the kernels loaded on it."""
+
+    # compile: (source, macros, architecture) -> machine code
+    # start: starts a thread that calls its argument, if it can
+    # graphs: whether launches that repeat become graphs
     def __init__(
         self,
-        launch: int,
-        get_current: int,
-        set_current: int,
-        context: int,
-        graphs: Sequence[int] = (),
+        driver: Driver,
+        index: int,
+        compile: Callable[[str, dict[str, str], str], bytes],
+        start: Callable[[Callable[[], None]], None],
+        graphs: bool,
         /,
     ) -> None: ...
-    # starts a kernel that takes the struct at the address `argument`
+    @property
+    def arch(self) -> str: ...
+    @property
+    def has_clusters(self) -> bool: ...
+    def clusters(self) -> dict[int, int]: ...
+    def expect(self, source: str, macros: Mapping[str, str], /) -> None: ...
+    # the driver's handle
+    def load(self, source: str, function: str, macros: Mapping[str, str], grid: Grid, /) -> int: ...
+    # starts a kernel that takes the struct at the address `argument`; returns the driver's status
     def launch(self, function: int, grid: Grid, argument: int, stream: int, /) -> int: ...
+    def check(self, status: int, /) -> None: ...  # raises an error, unless the status is 0
 
 class Launches:
     """A list of launches that start in order."""
 
-    def __init__(self, driver: Driver) -> None: ...
+    def __init__(self, device: Device) -> None: ...
     def add(self, function: int, grid: Grid, argument: int, /) -> None: ...
     # the addresses of cublasLtMatmul and of a `cublaslt.ProductC`
     def add_product(self, function: int, product: int, /) -> None: ...

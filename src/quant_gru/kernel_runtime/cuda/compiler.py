@@ -85,15 +85,13 @@ def _nvrtc() -> list[int]:
 
 
 def missing_package(error: Exception) -> KernelError:
-    """Return the error that says what to install: a part of cuda-python, or NVRTC."""
+    """Return the error that says what to install: the search for NVRTC, or NVRTC."""
     # Suggest the major version of PyTorch's CUDA, which the installed GPU driver supports.
     major = (torch.version.cuda or "13").partition(".")[0]
-    if not isinstance(error, ImportError):
-        name, package = "NVRTC", f"nvidia-cuda-nvrtc{'-cu12' if major == '12' else ''}=={major}.*"
-    elif error.name == "cuda.pathfinder":
+    if isinstance(error, ImportError):
         name = package = "cuda-pathfinder"
     else:
-        name, package = "cuda-bindings", f"cuda-bindings=={major}.*"
+        name, package = "NVRTC", f"nvidia-cuda-nvrtc{'-cu12' if major == '12' else ''}=={major}.*"
     first = str(error).partition("\n")[0]
     return KernelError(
         f'Expected {name} to be installed (pip install "{package}"), '

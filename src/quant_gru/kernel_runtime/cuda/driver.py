@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,33 +15,13 @@ from quant_gru.kernel_runtime.cuda import compiler, cublaslt
 from quant_gru.kernel_runtime.cuda.cublaslt import Described, Product
 from quant_gru.kernel_runtime.cuda.graph_capture import refuse_in_capture
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Multiplication
-from quant_gru.kernel_runtime.cuda.parallel_compile import ParallelCompiler
 from quant_gru.kernel_runtime.cuda.sources import RUNTIME, Sources
 from quant_gru.kernel_runtime.cuda.streams import streams_of
 from quant_gru.kernel_runtime.errors import KernelError, raised_as
 
 _MISSING: Any = object()
 _OLDEST = (8, 0)
-_WITH_CLUSTERS = (9, 10)
-_CLUSTERS = (2, 4, 8, 16)
-_PORTABLE = 8
 _PROBE = Kernel.of("probe", "probe", {})
-# Clusters are counted for blocks so large that each occupies a whole multiprocessor.
-_PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
-_LAUNCH = ("cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxSetCurrent")
-# in the order of `GraphDriver` in native/recorded_graphs.hpp
-_GRAPHS = (
-    "cuStreamCreate",
-    "cuStreamIsCapturing",
-    "cuStreamBeginCapture",
-    "cuStreamEndCapture",
-    "cuThreadExchangeStreamCaptureMode",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphUpload",
-    "cuGraphLaunch",
-    "cuGraphDestroy",
-    "cuGraphExecDestroy",
-)
 
 
 def _late(grid: Grid) -> Grid:
@@ -57,7 +36,7 @@ class Loaded(NamedTuple):
         shared_bytes: Maximum shared memory of a block.
     """
 
-    function: Any
+    function: int
     shared_bytes: int
 
 
@@ -117,34 +96,21 @@ class Device:
         sources: The sources of the kernels, and the class of errors about them.
 
     Attributes:
-        native: The driver's functions, in the context of this device.
+        native: The same GPU in native code.
         stream: Returns torch's current stream, which waits for tensors shared by all calls.
     """
 
-    _error: type[Exception] = KernelError
-
     def __init__(self, index: int, sources: Sources = RUNTIME) -> None:
-        self._driver, self._error = _driver(), sources.error
+        self._error = sources.error
         self.index = index
         self.stream = streams_of(index).current
-        capability = torch.cuda.get_device_capability(index)
-        if capability < _OLDEST:
-            raise self._error(_too_old(capability))
-        # GPUs of other major versions have no clusters, or too little memory for our kernels.
-        self.has_clusters = capability[0] in _WITH_CLUSTERS
-        self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         compiler.native(sources)  # before several threads need it
-        self._compiler = ParallelCompiler(self.arch, sources)
-        self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
-        launch, get_current, set_current = map(_address, _LAUNCH)
-        graphs = _graph_functions() if sources.records_graphs else []
-        self.native = _native.Driver(launch, get_current, set_current, int(self._context), graphs)
+        code = partial(compiler.machine_code, sources)
+        self.native = _native.Device(_driver(), index, code, _start_thread, sources.records_graphs)
+        self.arch, self.has_clusters = self.native.arch, self.native.has_clusters
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
-        self._shared: dict[Kernel, int] = {}  # maximum shared memory of a block
-        self._modules: dict[tuple[Any, ...], Any] = {}
         self._clusters: dict[int, int] | None = None
         self._library: Any = _MISSING
-        self._lock = threading.RLock()
         if self.has_clusters:
             # The probe compiles while the numbers of a plan are computed.
             self.expect(_PROBE)
@@ -152,14 +118,15 @@ class Device:
     def clusters(self) -> Mapping[int, int]:
         """Return blocks per cluster -> number of such clusters that run at once."""
         if self._clusters is None:
-            blocks = torch.cuda.get_device_properties(self.index).multi_processor_count
-            self._clusters = {1: blocks, **self._count_clusters()}
+            if self.has_clusters:
+                self._refuse_in_capture(_PROBE)
+            with raised_as(self._error):
+                self._clusters = self.native.clusters()
         return self._clusters
 
     def expect(self, kernel: Kernel) -> None:
         """Start compiling a kernel that will be prepared or launched."""
-        if (kernel.source, kernel.macros) not in self._modules:
-            self._compiler.expect(kernel)
+        self.native.expect(kernel.source, _texts(kernel))
 
     def launch(
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
@@ -171,7 +138,7 @@ class Device:
                 driver returns an error.
         """
         function, _ = self._ready(kernel, grid)
-        given = (int(function), _late(grid), ctypes.addressof(arguments))
+        given = (function, _late(grid), ctypes.addressof(arguments))
         status = self.native.launch(*given, self.stream())
         if status:
             self.raise_for(status)
@@ -185,7 +152,7 @@ class Device:
         def load() -> list[_Launch]:
             function, _ = self._ready(kernel, grid)
             known = grid if self.has_clusters else _late(grid)
-            return [_Launch(int(function), known, arguments)]
+            return [_Launch(function, known, arguments)]
 
         return Prepared(self, load)
 
@@ -213,80 +180,34 @@ class Device:
         """Raise the error for the status of a launch; a negative status is of cuBLASLt."""
         if status < 0:
             raise self._error(f"Expected cuBLASLt to succeed, got status {-status}")
-        self._check((self._driver.CUresult(status),))
+        with raised_as(self._error):
+            self.native.check(status)
 
     def _ready(self, kernel: Kernel, grid: Grid) -> Loaded:
         loaded = self._loaded.get((kernel, grid.cluster))
         if loaded is None or loaded.shared_bytes < grid.shared_bytes:
-            with self._current():
-                loaded = self._load(kernel, grid)
+            self._refuse_in_capture(kernel)
+            given = kernel.source, kernel.function, _texts(kernel), grid
+            with raised_as(self._error):
+                loaded = Loaded(self.native.load(*given), grid.shared_bytes)
+            self._loaded[kernel, grid.cluster] = loaded
         return loaded
 
-    @contextmanager
-    def _current(self) -> Iterator[None]:
-        """Make this device's context current, then restore the previous one, which torch uses."""
-        driver = self._driver
-        before = self._check(driver.cuCtxGetCurrent())
-        if int(before) == int(self._context):
-            yield
-            return
-        self._check(driver.cuCtxSetCurrent(self._context))
-        try:
-            yield
-        finally:
-            self._check(driver.cuCtxSetCurrent(before))
-
-    def _load(self, kernel: Kernel, grid: Grid) -> Loaded:
+    def _refuse_in_capture(self, kernel: Kernel) -> None:
         what = f"a kernel that is not loaded yet ({kernel.source})"
         refuse_in_capture(torch.device("cuda", self.index), what, self._error)
-        driver = self._driver
-        attribute = driver.CUfunction_attribute
-        with self._lock:
-            key = (kernel.source, kernel.macros)
-            module = self._modules.get(key)
-            if module is None:
-                code = self._compiler.take(kernel)
-                module = self._modules[key] = self._check(driver.cuModuleLoadData(code))
-            function = self._check(driver.cuModuleGetFunction(module, kernel.function.encode()))
-            # Launches with other cluster sizes share the function, and may need more shared memory.
-            shared = max(grid.shared_bytes, self._shared.get(kernel, 0))
-            self._shared[kernel] = shared
-            settings = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared}
-            if grid.cluster > _PORTABLE:
-                settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
-            for name, value in settings.items():
-                self._check(driver.cuFuncSetAttribute(function, name, value))
-            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, grid.shared_bytes)
-        return loaded
 
-    def _count_clusters(self) -> dict[int, int]:
-        if not self.has_clusters:
-            return {}
-        driver, found = self._driver, {}
-        with self._current():
-            for blocks in _CLUSTERS:
-                grid = Grid((blocks, 1), _PROBE_THREADS, blocks, _PROBE_BYTES)
-                function = self._load(_PROBE, grid).function
-                config, wanted = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-                config.gridDimX, config.blockDimX = blocks, _PROBE_THREADS
-                config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-                config.sharedMemBytes = _PROBE_BYTES
-                wanted.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-                wanted.value.clusterDim.x = blocks
-                wanted.value.clusterDim.y = wanted.value.clusterDim.z = 1
-                config.attrs, config.numAttrs = [wanted], 1
-                status, count = driver.cuOccupancyMaxActiveClusters(function, config)
-                if int(status) == 0 and count:
-                    found[blocks] = count
-        return found
 
-    def _check(self, result: tuple[Any, ...]) -> Any:
-        status, *rest = result
-        if int(status) != 0:
-            _, text = self._driver.cuGetErrorName(status)
-            name = text.decode() if isinstance(text, bytes) else str(status)
-            raise self._error(f"Expected the CUDA driver to succeed, got {name}")
-        return rest[0] if rest else None
+def _texts(kernel: Kernel) -> dict[str, str]:
+    return {name: str(value) for name, value in kernel.macros}
+
+
+def _start_thread(work: Callable[[], None]) -> None:
+    # Never a daemon, even if a daemon starts it: the process waits for it at exit.
+    try:
+        threading.Thread(target=work, daemon=False).start()
+    except RuntimeError:
+        pass  # no thread can be started: the kernel is compiled when it is loaded
 
 
 def available(device: torch.device) -> bool:
@@ -305,19 +226,15 @@ def _missing(index: int) -> str | None:
         return f"Expected a GPU of NVIDIA, got one of ROCm {torch.version.hip}"
     capability = torch.cuda.get_device_capability(index)
     if capability < _OLDEST:
-        return _too_old(capability)
+        return (
+            f"Expected compute capability {_OLDEST[0]}.{_OLDEST[1]} or later, "
+            f"got {capability[0]}.{capability[1]}"
+        )
     try:
         _driver()
     except KernelError as error:
         return str(error)
     return compiler.missing()
-
-
-def _too_old(capability: tuple[int, int]) -> str:
-    return (
-        f"Expected compute capability {_OLDEST[0]}.{_OLDEST[1]} or later, "
-        f"got {capability[0]}.{capability[1]}"
-    )
 
 
 def machine_of(device: torch.device, sources: Sources = RUNTIME) -> Device:
@@ -333,29 +250,10 @@ def _device(index: int, sources: Sources) -> Device:
 
 
 @cache
-def _driver() -> Any:
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise compiler.missing_package(error) from error
-    return driver
+def _driver() -> _native.Driver:
+    """Return the driver.
 
-
-@cache
-def _address(name: str) -> int:
-    """Return the address of a function of the driver that native code calls."""
-    driver = _driver()
-    flags = int(driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT)
-    status, address, *_ = driver.cuGetProcAddress(name.encode(), 12000, flags)
-    if int(status) != 0 or not address:
-        raise KernelError(f"Expected a driver of CUDA 12 or later, got {status!s} for {name}")
-    return int(address)
-
-
-@cache
-def _graph_functions() -> list[int]:
-    """Return the addresses of the functions of graphs; none if the driver lacks one."""
-    try:
-        return [_address(name) for name in _GRAPHS]
-    except KernelError:
-        return []
+    Raises:
+        KernelError: It is missing or too old.
+    """
+    return _native.Driver()

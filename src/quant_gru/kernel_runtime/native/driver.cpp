@@ -1,70 +1,60 @@
 #include "kernel_runtime/native/driver.hpp"
 
-#include <string>
-
 #include "kernel_runtime/native/embedder.hpp"
 #include "kernel_runtime/native/shared_library.hpp"
 
 namespace kernel_runtime::cuda {
 namespace {
 
-Driver opened() {
-    const SharedLibrary library("the driver of an NVIDIA GPU", {driver_name()},
-                                "libcuda.so.1 is a part of it");
-    Driver d;
-    library.find(d.cuInit, "cuInit");
-    library.find(d.cuDeviceGetCount, "cuDeviceGetCount");
-    library.find(d.cuDeviceGet, "cuDeviceGet");
-    library.find(d.cuDeviceGetAttribute, "cuDeviceGetAttribute");
-    library.find(d.cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
-    library.find(d.cuCtxGetCurrent, "cuCtxGetCurrent");
-    library.find(d.cuCtxSetCurrent, "cuCtxSetCurrent");
-    library.find(d.cuModuleLoadData, "cuModuleLoadData");
-    library.find(d.cuModuleGetFunction, "cuModuleGetFunction");
-    library.find(d.cuFuncSetAttribute, "cuFuncSetAttribute");
-    library.find(d.cuLaunchKernelEx, "cuLaunchKernelEx");
-    library.find(d.cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters");
-    library.find(d.cuMemAlloc, "cuMemAlloc_v2");
-    library.find(d.cuMemFree, "cuMemFree_v2");
-    library.find(d.cuMemcpyHtoD, "cuMemcpyHtoD_v2");
-    library.find(d.cuMemcpyDtoH, "cuMemcpyDtoH_v2");
-    library.find(d.cuMemsetD8, "cuMemsetD8_v2");
-    library.find(d.cuStreamSynchronize, "cuStreamSynchronize");
-    library.find(d.cuGetErrorName, "cuGetErrorName");
-    if (const int status = d.cuInit(0)) {
-        const char *name = nullptr;
-        d.cuGetErrorName(status, &name);
-        fail("Expected a GPU of NVIDIA, got " +
-             (name ? std::string(name) : std::to_string(status)));
-    }
-    return d;
-}
+constexpr int kOldest = 12000;  // as the driver counts versions
 
 }  // namespace
 
-std::string driver_name() {
-    return library_names(kEmbedder.driver_variable, {"libcuda.so.1"}, {"nvcuda.dll"}).front();
+std::string driver_library(const char *variable) {
+    return library_names(variable, {"libcuda.so.1"}, {"nvcuda.dll"}).front();
 }
 
-const Driver &driver() {
-    static const Driver found = opened();
-    return found;
+Driver::Driver(const std::string &library)
+    : Driver([opened = SharedLibrary("the driver of an NVIDIA GPU", {library},
+                                     "libcuda.so.1 is a part of it")](const char *name) {
+          return opened.address(name);
+      }) {}
+
+Driver::Driver(const std::function<void *(const char *name)> &find) {
+    const auto set = [&find](auto *&function, const char *name) {
+        function = reinterpret_cast<decltype(+function)>(find(name));
+        return function != nullptr;
+    };
+    const auto need = [&set](auto *&function, const char *name) {
+        if (!set(function, name))
+            fail("Expected the driver of an NVIDIA GPU to have the function " + std::string(name) +
+                 ", got an older version");
+    };
+    int (*initialize)(unsigned flags), (*get_version)(int *version), version = 0;
+    need(initialize, "cuInit");
+    need(get_version, "cuDriverGetVersion");
+    need(cuGetErrorName, "cuGetErrorName");
+    if (const int status = initialize(0)) fail("Expected a GPU of NVIDIA, got " + name_of(status));
+    check(get_version(&version));
+    if (version < kOldest)
+        fail("Expected a driver of CUDA 12 or later, got " + std::to_string(version / 1000) + "." +
+             std::to_string(version % 1000 / 10));
+#define NEED(symbol, name, parameters) need(name, #symbol);
+#define USE(symbol, name, parameters) has_graphs = set(name, #symbol) && has_graphs;
+    KERNEL_RUNTIME_DRIVER(NEED)
+    KERNEL_RUNTIME_GRAPHS(USE)
+#undef NEED
+#undef USE
 }
 
-void check(int status) {
-    if (status == 0) return;
+void Driver::check(int status) const {
+    if (status) fail("Expected the CUDA driver to succeed, got " + name_of(status));
+}
+
+std::string Driver::name_of(int status) const {
     const char *name = nullptr;
-    driver().cuGetErrorName(status, &name);
-    fail("Expected the CUDA driver to succeed, got " +
-         (name ? std::string(name) : std::to_string(status)));
-}
-
-void *primary_context(int index) {
-    int device = 0;
-    void *context = nullptr;
-    check(driver().cuDeviceGet(&device, index));
-    check(driver().cuDevicePrimaryCtxRetain(&context, device));
-    return context;
+    cuGetErrorName(status, &name);
+    return name ? name : std::to_string(status);
 }
 
 }  // namespace kernel_runtime::cuda

@@ -1,4 +1,7 @@
 #include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
 
 #include "kernel_runtime/native/cubin_cache.hpp"
 #include "kernel_runtime/native/device.hpp"
@@ -55,6 +58,19 @@ std::string machine_code(const Kernel &kernel, const std::string &arch) {
         found.store(key, code);
     }
     return code;
+}
+
+std::string driver_name() { return driver_library(kEmbedder.driver_variable); }
+
+Device &Device::at(int index) {
+    static std::mutex mutex;
+    static std::map<int, std::unique_ptr<Device>> *const all =
+        new std::map<int, std::unique_ptr<Device>>;  // outlives every static object
+    static const Driver *const driver = new Driver(driver_name());
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::unique_ptr<Device> &found = (*all)[index];
+    if (!found) found = std::make_unique<Device>(*driver, index, machine_code, nullptr, false);
+    return *found;
 }
 
 }  // namespace kernel_runtime::cuda

@@ -21,37 +21,34 @@ void Fields::move(uintptr_t base) {
         *field = base ? base + static_cast<uint64_t>(offset) : 0;
 }
 
-int Driver::launch(const cuda::LaunchConfig &config, uintptr_t function, uintptr_t argument) const {
-    void *parameters[] = {reinterpret_cast<void *>(argument)};
-    // The driver copies configuration and arguments before it returns.
-    return launch_(&config, reinterpret_cast<void *>(function), parameters, nullptr);
+int Launches::start(uintptr_t given) {
+    const auto stream = reinterpret_cast<cuda::Stream>(given);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return device_.in_context([&] { return start_each(stream); });
 }
 
-int Launches::start(uintptr_t stream) {
+int Launches::start(uintptr_t given, const RecordedGraphs::Key &key) {
+    const auto stream = reinterpret_cast<cuda::Stream>(given);
     const std::lock_guard<std::mutex> lock(mutex_);
-    return driver_.in_context([&] { return start_each(stream); });
-}
-
-int Launches::start(uintptr_t stream, const RecordedGraphs::Key &key) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return driver_.in_context([&] {
-        GraphDriver &graphs = driver_.graphs();
+    return device_.in_context([&] {
+        GraphDriver &graphs = device_.graphs();
         void *graph = nullptr;
         if (graphs.available() && all_.size() >= kLeast)
-            graph = graphs_.take(graphs, key, stream, [&](uintptr_t on) { return start_each(on); });
+            graph =
+                graphs_.take(graphs, key, stream, [&](cuda::Stream on) { return start_each(on); });
         return graph ? graphs.start(graph, stream) : start_each(stream);
     });
 }
 
-int Launches::start_each(uintptr_t stream) {
+int Launches::start_each(cuda::Stream stream) {
     for (const One &each : all_) {
         int status = 0;
         if (each.configured) {
-            each.configured->config.stream = reinterpret_cast<cuda::Stream>(stream);
-            status = driver_.launch(each.configured->config, each.function, each.argument);
+            each.configured->config.stream = stream;
+            status = device_.launch(each.configured->config, each.function, each.argument);
         } else {
             auto &product = *reinterpret_cast<Product *>(each.argument);
-            product.stream = reinterpret_cast<void *>(stream);
+            product.stream = stream;
             status = multiply(each.function, product);
         }
         if (status) return status;

@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernel_runtime/native/launch_config.hpp"
-#include "kernel_runtime/native/recorded_graphs.hpp"
+#include "kernel_runtime/native/device.hpp"
 
 namespace kernel_runtime {
 
@@ -26,46 +25,6 @@ class Fields {
  private:
     uintptr_t base_ = 0;
     std::vector<std::pair<uint64_t *, int64_t>> fields_;
-};
-
-// The CUDA driver, called through function addresses, so that no CUDA headers are needed.
-class Driver {
- public:
-    // cuLaunchKernelEx, cuCtxGetCurrent and cuCtxSetCurrent, the context to launch in, and the
-    // functions of a GraphDriver.
-    Driver(uintptr_t launch, uintptr_t get_current, uintptr_t set_current, uintptr_t context,
-           std::vector<uintptr_t> graphs)
-        : launch_(reinterpret_cast<Launch>(launch)),
-          get_current_(reinterpret_cast<GetCurrent>(get_current)),
-          set_current_(reinterpret_cast<SetCurrent>(set_current)),
-          context_(reinterpret_cast<void *>(context)),
-          graphs_(std::move(graphs)) {}
-    // Starts a kernel that takes one struct. Returns the driver's status, 0 for success. The
-    // context must be current.
-    int launch(const cuda::LaunchConfig &config, uintptr_t function, uintptr_t argument) const;
-    // Calls `action` with the context current, then restores the previous context, from which other
-    // libraries derive the current device. Returns the first status that is not 0.
-    template <class Action>
-    int in_context(const Action &action) const {
-        void *before = nullptr;
-        if (const int status = get_current_(&before)) return status;
-        if (before == context_) return action();
-        if (const int status = set_current_(context_)) return status;
-        const int status = action(), back = set_current_(before);
-        return status ? status : back;
-    }
-    GraphDriver &graphs() { return graphs_; }
-
- private:
-    using Launch = int (*)(const cuda::LaunchConfig *config, void *function, void **parameters,
-                           void **extra);
-    using GetCurrent = int (*)(void **context);
-    using SetCurrent = int (*)(void *context);
-    Launch launch_;
-    GetCurrent get_current_;
-    SetCurrent set_current_;
-    void *context_;
-    GraphDriver graphs_;
 };
 
 // The arguments of cublasLtMatmul, in its order, so that no header of cuBLASLt is needed.
@@ -86,7 +45,7 @@ struct Product {
 // A list of launches that start in order, by one thread at a time.
 class Launches {
  public:
-    explicit Launches(Driver &driver) : driver_(driver) {}
+    explicit Launches(cuda::Device &device) : device_(device) {}
     // Adds a launch of a kernel, and the address of the struct that it takes.
     void add(uintptr_t function, const cuda::Grid &grid, uintptr_t argument) {
         all_.push_back({function, argument, std::make_unique<cuda::Configured>(grid, nullptr)});
@@ -109,9 +68,9 @@ class Launches {
     // Fewer launches take the host no longer than a graph.
     static constexpr size_t kLeast = 2;
 
-    int start_each(uintptr_t stream);
+    int start_each(cuda::Stream stream);
 
-    Driver &driver_;
+    cuda::Device &device_;
     std::vector<One> all_;
     RecordedGraphs graphs_;
     std::mutex mutex_;

@@ -1,4 +1,4 @@
-// The Python module: the compiler and its cache, prepared launches and their arguments.
+// The Python module: the compiler and its cache, GPUs, prepared launches and their arguments.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
@@ -6,12 +6,16 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+#include <functional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "kernel_runtime/native/compiler.hpp"
 #include "kernel_runtime/native/cubin_cache.hpp"
+#include "kernel_runtime/native/device.hpp"
 #include "kernel_runtime/native/embedder.hpp"
 #include "kernel_runtime/native/launch_list.hpp"
 #include "kernel_runtime/native/tensor_launch.hpp"
@@ -49,6 +53,27 @@ nb::bytes bytes_of(const Work &work) {
         found = work();
     }
     return nb::bytes(found.data(), found.size());
+}
+
+// Calls `compile(source, macros, arch)`, which returns bytes.
+cuda::Device::Compile code_from(nb::callable compile) {
+    return [compile = std::move(compile)](const cuda::Kernel &kernel, const std::string &arch) {
+        const nb::gil_scoped_acquire lock;
+        const nb::object code = compile(kernel.source, kernel.macros, arch);
+        const auto found = nb::cast<nb::bytes>(code);
+        return std::string(found.c_str(), found.size());
+    };
+}
+
+// Calls `start(work)`.
+cuda::StartThread thread_from(nb::callable start) {
+    return [start = std::move(start)](std::function<void()> work) {
+        const nb::gil_scoped_acquire lock;
+        start(nb::cpp_function([work = std::move(work)] {
+            const nb::gil_scoped_release release;
+            work();
+        }));
+    };
 }
 
 }  // namespace
@@ -109,21 +134,60 @@ NB_MODULE(_native, m) {
         .def("move", &Fields::move);
     // A full launch queue may wait for a host function that needs the GIL.
     using Unlocked = nb::call_guard<nb::gil_scoped_release>;
-    nb::class_<Driver>(m, "Driver")
-        .def(nb::init<uintptr_t, uintptr_t, uintptr_t, uintptr_t, std::vector<uintptr_t>>(),
-             nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = std::vector<uintptr_t>())
+    nb::class_<cuda::Driver>(m, "Driver")
+        .def("__init__",
+             [](cuda::Driver *self) { new (self) cuda::Driver(cuda::driver_library("")); })
+        .def("__init__", [](cuda::Driver *self, const std::map<std::string, uintptr_t> &functions) {
+            new (self) cuda::Driver([&functions](const char *name) {
+                const auto found = functions.find(name);
+                return reinterpret_cast<void *>(found == functions.end() ? 0 : found->second);
+            });
+        });
+    using Macros = cuda::Compiler::Texts;
+    nb::class_<cuda::Device>(m, "Device")
+        .def(
+            "__init__",
+            [](cuda::Device *self, const cuda::Driver &driver, int index, nb::callable compile,
+               nb::callable start, bool graphs) {
+                new (self) cuda::Device(driver, index, code_from(std::move(compile)),
+                                        thread_from(std::move(start)), graphs);
+            },
+            nb::keep_alive<1, 2>())
+        .def_prop_ro("arch", &cuda::Device::arch)
+        .def_prop_ro("has_clusters", &cuda::Device::has_clusters)
+        .def("clusters", &cuda::Device::clusters, Unlocked())
+        .def(
+            "expect",
+            [](cuda::Device &device, const std::string &source, const Macros &macros) {
+                device.expect({source, {}, macros});
+            },
+            Unlocked())
+        .def(
+            "load",
+            [](cuda::Device &device, const std::string &source, const std::string &function,
+               const Macros &macros, const GridTuple &grid) {
+                const cuda::Kernel kernel{source, function, macros};
+                while (!device.wait(kernel, std::chrono::milliseconds(100))) {
+                    const nb::gil_scoped_acquire lock;
+                    if (PyErr_CheckSignals()) throw nb::python_error();
+                }
+                return reinterpret_cast<uintptr_t>(device.load(kernel, grid_of(grid)).handle);
+            },
+            Unlocked())
         .def(
             "launch",
-            [](const Driver &driver, uintptr_t function, const GridTuple &grid, uintptr_t argument,
-               uintptr_t stream) {
+            [](const cuda::Device &device, uintptr_t function, const GridTuple &grid,
+               uintptr_t argument, uintptr_t stream) {
                 const cuda::Configured configured(grid_of(grid),
                                                   reinterpret_cast<cuda::Stream>(stream));
-                return driver.in_context(
-                    [&] { return driver.launch(configured.config, function, argument); });
+                return device.in_context(
+                    [&] { return device.launch(configured.config, function, argument); });
             },
-            Unlocked());
+            Unlocked())
+        .def("check",
+             [](const cuda::Device &device, int status) { device.driver().check(status); });
     nb::class_<Launches>(m, "Launches")
-        .def(nb::init<Driver &>(), nb::keep_alive<1, 2>())
+        .def(nb::init<cuda::Device &>(), nb::keep_alive<1, 2>())
         .def("add", [](Launches &launches, uintptr_t function, const GridTuple &grid,
                        uintptr_t argument) { launches.add(function, grid_of(grid), argument); })
         .def("add_product",

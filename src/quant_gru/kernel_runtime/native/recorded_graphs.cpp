@@ -12,46 +12,44 @@ constexpr unsigned long long kNoFlags = 0;
 
 }  // namespace
 
-GraphDriver::Relaxed::Relaxed(const GraphDriver &driver)
-    : driver_(driver),
-      mode_(kRelaxed),
-      holds_(!driver.call(thread_exchange_capture_mode, &mode_)) {}
+GraphDriver::Relaxed::Relaxed(const cuda::Driver &driver)
+    : driver_(driver), mode_(kRelaxed), holds_(!driver.cuThreadExchangeStreamCaptureMode(&mode_)) {}
 
 GraphDriver::Relaxed::~Relaxed() {
-    if (holds_) driver_.call(thread_exchange_capture_mode, &mode_);
+    if (holds_) driver_.cuThreadExchangeStreamCaptureMode(&mode_);
 }
 
-bool GraphDriver::is_capturing(uintptr_t stream) const {
+bool GraphDriver::is_capturing(cuda::Stream stream) const {
     int status = 0;
-    return call(stream_is_capturing, stream, &status) || status;
+    return driver_.cuStreamIsCapturing(stream, &status) || status;
 }
 
 bool GraphDriver::begin() {
-    if (!stream_ && call(stream_create, &stream_, kNonBlocking)) stream_ = 0;
-    return stream_ && !call(stream_begin_capture, stream_, kRelaxed);
+    if (!stream_ && driver_.cuStreamCreate(&stream_, kNonBlocking)) stream_ = nullptr;
+    return stream_ && !driver_.cuStreamBeginCapture(stream_, kRelaxed);
 }
 
-void *GraphDriver::end(bool launched, uintptr_t user) {
+void *GraphDriver::end(bool launched, cuda::Stream user) {
     void *graph = nullptr, *found = nullptr;
-    if (call(stream_end_capture, stream_, &graph) || !graph) return nullptr;
-    if (launched && call(graph_instantiate, &found, graph, kNoFlags)) found = nullptr;
-    call(graph_destroy, graph);
+    if (driver_.cuStreamEndCapture(stream_, &graph) || !graph) return nullptr;
+    if (launched && driver_.cuGraphInstantiateWithFlags(&found, graph, kNoFlags)) found = nullptr;
+    driver_.cuGraphDestroy(graph);
     // It takes its memory on the GPU here, where its absence is no error.
-    if (found && call(graph_upload, found, user)) {
-        call(graph_exec_destroy, found);
+    if (found && driver_.cuGraphUpload(found, user)) {
+        driver_.cuGraphExecDestroy(found);
         return nullptr;
     }
     if (found) ++graphs_;
     return found;
 }
 
-int GraphDriver::start(void *graph, uintptr_t stream) const {
-    return call(graph_launch, graph, stream);
+int GraphDriver::start(void *graph, cuda::Stream stream) const {
+    return driver_.cuGraphLaunch(graph, stream);
 }
 
 void GraphDriver::forget(void *graph) {
-    const Relaxed relaxed(*this);
-    call(graph_exec_destroy, graph);
+    const Relaxed relaxed(driver_);
+    driver_.cuGraphExecDestroy(graph);
     --graphs_;
 }
 

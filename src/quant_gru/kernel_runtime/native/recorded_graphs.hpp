@@ -7,46 +7,33 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <utility>
 #include <vector>
+
+#include "kernel_runtime/native/driver.hpp"
 
 namespace kernel_runtime {
 
 // Records and starts graphs through the CUDA driver, in the current context.
 class GraphDriver {
  public:
-    // Functions of the driver.
-    enum {
-        stream_create,
-        stream_is_capturing,
-        stream_begin_capture,
-        stream_end_capture,
-        thread_exchange_capture_mode,
-        graph_instantiate,
-        graph_upload,
-        graph_launch,
-        graph_destroy,
-        graph_exec_destroy,
-        functions,
-    };
-    // addresses: of the functions in the order above; none if graphs are not available.
-    explicit GraphDriver(std::vector<uintptr_t> addresses) : addresses_(std::move(addresses)) {}
+    GraphDriver(const cuda::Driver &driver, bool wanted)
+        : driver_(driver), available_(wanted && driver.has_graphs) {}
 
-    bool available() const { return addresses_.size() == functions; }
+    bool available() const { return available_; }
     // Whether there are so many graphs that no more should be recorded.
     bool full() const { return graphs_ >= kMostGraphs; }
     // Whether the caller records the stream in a graph, or that cannot be known.
-    bool is_capturing(uintptr_t stream) const;
+    bool is_capturing(cuda::Stream stream) const;
     // Returns a graph of what `start(stream)` launches on the stream that it gets, on the GPU
     // before further work of `user`; null if that or the driver fails.
     template <class Start>
-    void *record(uintptr_t user, const Start &start) {
+    void *record(cuda::Stream user, const Start &start) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        const Relaxed relaxed(*this);
+        const Relaxed relaxed(driver_);
         return relaxed.holds() && begin() ? end(start(stream_) == 0, user) : nullptr;
     }
     // Returns the driver's status.
-    int start(void *graph, uintptr_t stream) const;
+    int start(void *graph, cuda::Stream stream) const;
     // Frees a graph, after it has ended if it runs. Any context, or none, may be current.
     void forget(void *graph);
 
@@ -54,28 +41,25 @@ class GraphDriver {
     // While it exists, no recording, also of another thread, forbids a call in this thread.
     class Relaxed {
      public:
-        explicit Relaxed(const GraphDriver &driver);
+        explicit Relaxed(const cuda::Driver &driver);
         Relaxed(const Relaxed &) = delete;
         Relaxed &operator=(const Relaxed &) = delete;
         ~Relaxed();
         bool holds() const { return holds_; }
 
      private:
-        const GraphDriver &driver_;
+        const cuda::Driver &driver_;
         int mode_;
         bool holds_;
     };
-    template <class... Types>
-    int call(size_t function, Types... arguments) const {
-        return reinterpret_cast<int (*)(Types...)>(addresses_[function])(arguments...);
-    }
     bool begin();
-    void *end(bool launched, uintptr_t user);
+    void *end(bool launched, cuda::Stream user);
 
     static constexpr int kMostGraphs = 256;
-    std::vector<uintptr_t> addresses_;
+    const cuda::Driver &driver_;
+    const bool available_;
     std::mutex mutex_;
-    uintptr_t stream_ = 0;
+    cuda::Stream stream_ = nullptr;
     std::atomic<int> graphs_{0};
 };
 
@@ -93,7 +77,7 @@ class RecordedGraphs {
     // Returns the graph for a start with this key; null if launches must be started one by one.
     // `start(stream)` does that, and is recorded if the key repeats.
     template <class Start>
-    void *take(GraphDriver &driver, const Key &key, uintptr_t stream, const Start &start) {
+    void *take(GraphDriver &driver, const Key &key, cuda::Stream stream, const Start &start) {
         if (driver.is_capturing(stream)) return nullptr;
         driver_ = &driver;
         Entry &entry = entry_of(key);

@@ -66,8 +66,10 @@ SharedLibrary::SharedLibrary(const char *what, const std::vector<std::string> &n
     fail("Expected " + std::string(what) + " to be installed (" + advice + "), got " + reason);
 }
 
+void *SharedLibrary::address(const char *name) const { return dlsym(handle_, name); }
+
 void *SharedLibrary::symbol(const char *name) const {
-    void *const found = dlsym(handle_, name);
+    void *const found = address(name);
     if (!found)
         fail("Expected " + std::string(what_) + " to have the function " + name +
              ", got an older version");

@@ -18,6 +18,9 @@ class SharedLibrary {
         function = reinterpret_cast<Function *>(symbol(name));
     }
 
+    // The address of a function; null if the library does not have it.
+    void *address(const char *name) const;
+
     // Opens a library beside this one, which may load it by name; does nothing if there is none.
     void open_beside(const std::string &name) const;
 

@@ -1,5 +1,8 @@
 """Prepared coders return what `encode` and `decode` return, for every layout, also under modes."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,3 +82,21 @@ def test_saved_tensors_with_gaps_are_not_read_as_dense_ones(device):
     )
     assert any(record.reason == "compressed" for record in saving.records)
     assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+def test_what_a_thread_uses_when_the_interpreter_exits_is_no_leak():
+    script = """
+import threading, torch
+from actnn import codec
+begun = threading.Event()
+def work():
+    coder = codec.coder_of(torch.ones(64), 4, 32, False)
+    begun.set()
+    threading.Event().wait()
+threading.Thread(target=work, daemon=True).start()
+assert begun.wait(60)
+"""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], check=True, capture_output=True, text=True
+    )
+    assert "leaked" not in found.stderr

@@ -7,6 +7,7 @@ namespace nb = nanobind;
 using namespace actnn;
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // what threads use when the interpreter exits
     nb::class_<Call>(m, "Call")
         .def("__init__",
              [](Call *self, bool encodes, int real, int64_t bits, int64_t group, bool stochastic,

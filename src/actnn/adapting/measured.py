@@ -17,6 +17,8 @@ from actnn.adapting.trials import Trial, Trials, distributed
 from actnn.allocation.spend import spend
 from actnn.allocation.threshold import MIN_BITS
 from actnn.saving.context import Saving
+from actnn.saving.exclusions import op_of
+from actnn.saving.groups import CONVOLUTION, group_of
 from actnn.saving.norms import NORM_BITS
 from actnn.saving.settings import Bits
 from actnn.saving.uncompiled import uncompiled
@@ -106,9 +108,10 @@ class Measured:
         is_input = path in self._layers and name.endswith(":0")
         saved = Saved(tensor.numel(), "norm" if norm else "input" if is_input else "other")
         if self._observing and is_input:
-            ranges = float(sampled_ranges(tensor.detach(), self._group))
+            group = group_of(tensor, self._group, op_of(tensor) == CONVOLUTION)
+            ranges = float(sampled_ranges(tensor.detach(), group))
             # a third less than the bound: the mean over the place between two codes
-            saved.spread = ranges * self._layers[path].factor(self._group, tensor.numel()) * 4 / 6
+            saved.spread = ranges * self._layers[path].factor(group, tensor.numel()) * 4 / 6
             saved.users.append(path)
         return Bits(tensor, self._take(name, saved))
 

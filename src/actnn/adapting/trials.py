@@ -390,15 +390,19 @@ def _worst(
         with trial.saving.lossless({**others, **dict.fromkeys(names, codes)}):
             return coded(trial).relative(exact)
 
-    def search(names: Sequence[str | tuple[str, int]]) -> str | tuple[str, int]:
-        while len(names) > 1:
+    def search(names: Sequence[str | tuple[str, int]], whole: float) -> str | tuple[str, int]:
+        while len(names) > 1:  # noise is independent: one half makes what the other does not
             half = len(names) // 2
-            names = max(names[:half], names[half:], key=error)
+            found = error(names[:half])
+            if 2 * found >= whole:
+                names, whole = names[:half], found
+            else:
+                names, whole = names[half:], whole - found
         return names[0]
 
-    path = search(paths)
-    assert isinstance(path, str)
     total = error(paths)
+    path = search(paths, total)
+    assert isinstance(path, str)
 
     def named(name: str | tuple[str, int], found: float) -> tuple[str, float]:
         return repr(name), min(1.0, found / total) if total else 1.0
@@ -415,7 +419,7 @@ def _worst(
     ]
     if len(inside) != len(real):
         return named(path, whole)
-    found = search(inside)
+    found = search(inside, whole)
     return named(real[inside.index(found)], error([found]))  # type: ignore[arg-type]
 
 

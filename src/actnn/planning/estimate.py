@@ -39,7 +39,7 @@ from actnn.planning.training_step import Loss, TrainingStep, leaves_of, mapped
 from actnn.planning.units import Unit, find_units
 from actnn.saving import Saving, _native
 from actnn.saving.attention import REPEATED, drops
-from actnn.saving.context import MIN_BYTES
+from actnn.saving.context import GROUP, MIN_BYTES
 from actnn.saving.dense import whole_of
 from actnn.saving.exclusions import (
     RELU,
@@ -49,6 +49,7 @@ from actnn.saving.exclusions import (
     op_of,
     reason_to_keep,
 )
+from actnn.saving.groups import CONVOLUTION, group_of
 from actnn.saving.module_classes import Swapped, is_swapped
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.norms import NORM_BITS, is_norm
@@ -340,7 +341,8 @@ def _bytes_held(
     nbytes = n * whole.element_size()
     if nbytes < MIN_BYTES:  # a small part of a storage is copied, so that the rest is free
         return nbytes if 0 < 2 * nbytes < tensor.untyped_storage().nbytes() else exact
-    codes = bytes_of(n, max(bits, least_bits(tensor, op, bits), least))
+    group = group_of(whole, GROUP, op == CONVOLUTION)
+    codes = bytes_of(n, max(bits, least_bits(tensor, op, bits), least), group)
     return min(nbytes, codes + (-(-n // 8) if signs else 0))
 
 

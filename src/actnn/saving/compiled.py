@@ -35,6 +35,7 @@ from actnn.saving.graph_order import (
     traced_node,
 )
 from actnn.saving.graph_views import made_by, readers_of, source_of
+from actnn.saving.groups import group_of
 from actnn.saving.records import LOSSLESS, TensorInfo
 from actnn.saving.settings import Settings
 from actnn.saving.uncompiled import uncompiled
@@ -118,9 +119,10 @@ class GraphHooks:
         bounds = _BOUNDS.get(target, UNBOUNDED)
         if dim is not None:  # of 1 - p, codes of p say nothing
             flat, bounds = flat.log(), _BOUNDS[_aten._log_softmax.default]
-        data, params = encode_in_step(flat, bits, saving.group, saving.stochastic, bounds)
+        group = group_of(x, saving.group, target is _aten.convolution.default)
+        data, params = encode_in_step(flat, bits, group, saving.stochastic, bounds)
         positive = fusible_mask(flat > 0) if target is _RELU else None
-        held = ("codes", data, params, positive, bits, saving.group, x.dtype, bounds, *layout)
+        held = ("codes", data, params, positive, bits, group, x.dtype, bounds, *layout)
         return held if dim is None else ("softmax", held, dim)
 
     def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:

@@ -30,6 +30,7 @@ from actnn.saving.settings import Allocator
 from actnn.saving.step import Step
 from actnn.saving.uncompiled import uncompiled
 
+GROUP = 256  # elements that share a range
 MIN_BYTES = 1 << 16  # below this, the launches of a codec cost more than the memory is worth
 NEEDED = (2, 9)  # PyTorch; 2.6 and 2.8 fail tests of compiled code, export or checkpoints
 
@@ -102,7 +103,7 @@ class Saving:
         self,
         *,
         bits: int = 4,
-        group: int = 256,
+        group: int = GROUP,
         policy: Policy | None = None,
         min_bytes: int = MIN_BYTES,
         seed: int = 0,

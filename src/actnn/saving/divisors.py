@@ -73,7 +73,7 @@ _INVERSE = {"RsqrtBackward0", "ReciprocalBackward0"}  # the result is the less, 
 _DIVISOR_AT = {"DivBackward0": 1, "XlogyBackward0": 1, "AddcdivBackward0": 2}  # else 0
 _FORMS = FORMS | {
     f"{name}Backward{form}"
-    for name in "Slice Select Split Narrow Add Sub Rsub Neg Sum Mean Clamp ClampMin ClampMax "
+    for name in "Slice Select Split Add Sub Rsub Neg Sum Mean Clamp ClampMin ClampMax "
     "Gather Index IndexSelect Unbind SplitWithSizes UnsafeSplit Cat Stack MaskedFill MaskedSelect "
     "Where Roll Flip Repeat Squeeze Maximum Minimum Max Min Topk Sort Cumsum ScatterAdd Scatter "
     "IndexAdd IndexPut IndexFill ConstantPadNd AvgPool2D AvgPool3D AdaptiveAvgPool2D PixelShuffle "

@@ -28,7 +28,7 @@ _COMPUTED = "computed weight"
 _NONLINEAR = frozenset(
     name + "Backward0"
     for name in "Sigmoid Tanh Softmax SafeSoftmax MaskedSoftmax LogSoftmax Exp Expm1 "
-    "Sqrt Rsqrt Reciprocal Pow Softplus Elu Logsigmoid Logsumexp Norm LinalgVectorNorm".split()
+    "Sqrt Rsqrt Reciprocal Pow Softplus Elu LogSigmoid Logsumexp Norm LinalgVectorNorm".split()
 )
 NONLINEAR_BITS, ATTENTION_BITS = 8, 4
 # Their results may be infinite, and numbers beside infinities have no code of 1 bit.

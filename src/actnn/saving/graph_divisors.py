@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from actnn.saving.divisors import SOLVED
 from actnn.saving.graph_norms import is_limit
 
-_DEPTH = 12
+_DEPTH = 12  # steps from node to node; views and casts are none
 _STEEP = set(
     "reciprocal rsqrt log log2 log10 log1p erfinv digamma lgamma polygamma "
     "logit logit_backward binary_cross_entropy binary_cross_entropy_backward".split()
@@ -58,7 +58,7 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
     steep = {name for name, node in made_by.items() if _reciprocals(node, saved)}
     for _ in range(_DEPTH):
         now, left = left, []
-        for node, is_saved in now:
+        for node, is_saved in now:  # which grows
             for user in node.users:
                 if is_limit(user):
                     continue
@@ -68,9 +68,9 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
                     or _is_exponent(user, made_by)
                 ):
                     return True
-                if user not in found and _passes(user):
+                if user not in found and (_passes(user) or _name(user) == "exp"):
                     found.add(user)
-                    left.append((user, is_saved and _is_view(user)))
+                    (now if _is_same(user) else left).append((user, is_saved and _is_view(user)))
     return False
 
 
@@ -117,8 +117,7 @@ def _is_of_one(node: fx.Node) -> bool:
 
 def _forms_of(node: fx.Node) -> list[fx.Node]:
     scales = _name(node) in ("mul", "div") and len(node.all_input_nodes) == 1
-    is_form = scales or _is_view(node) or _name(node) in _FORMS
-    return node.all_input_nodes[:1] if is_form else []
+    return node.all_input_nodes[:1] if scales or _is_same(node) else []
 
 
 def ends_of(results: Iterable[fx.Node]) -> set[fx.Node]:
@@ -135,7 +134,8 @@ def ends_of(results: Iterable[fx.Node]) -> set[fx.Node]:
         if made[node] != _NONE and node not in seen and depth:
             seen.add(node)
             if _name(node) not in _ENDS:
-                left += [(each, depth - (made[node] == _SOME)) for each in node.all_input_nodes]
+                step = made[node] == _SOME and not _is_same(node)
+                left += [(each, depth - step) for each in node.all_input_nodes]
     found = _sources_of(seen) | {node for node in seen if made[node] == _ALL}
     for end in [each for each in found if _name(each) in _ENDS]:
         found |= _walk([end], lambda node: filter(_passes, node.users))
@@ -175,10 +175,15 @@ def _walk(
     nodes: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[fx.Node]]
 ) -> set[fx.Node]:
     """Return nodes, and those that follow on them."""
-    left = found = set(nodes)
+    left = list(nodes)
+    found = set(left)
     for _ in range(_DEPTH):
-        left = {each for node in left for each in following(node)} - found
-        found = found | left
+        now, left = left, []
+        for node in now:  # which grows
+            for each in following(node):
+                if each not in found:
+                    found.add(each)
+                    (now if _is_same(each) else left).append(each)
     return found
 
 
@@ -207,7 +212,9 @@ def _divides(user: fx.Node, node: fx.Node, is_saved: bool, made_by: Makers) -> b
     if name == "pow":
         exponent = user.args[1]
         return isinstance(exponent, fx.Node) or float(exponent) < 0  # type: ignore[arg-type]
-    return name in _STEEP
+    if name == "log1p":
+        return _name(_source(node, made_by)) != "exp"
+    return name in _STEEP and not _is_above_1(node, made_by)
 
 
 def _is_exponent(node: fx.Node, made_by: Makers) -> bool:
@@ -283,14 +290,14 @@ def _meets_quotient(product: fx.Node, saved: fx.Node, steep: set[str], made_by: 
     left, found = [each for each in product.all_input_nodes if each is not saved], set[fx.Node]()
     for _ in range(_DEPTH):
         now, left = left, []
-        for node in now:
+        for node in now:  # which grows
             if _divisor_of(node, made_by) is not None:
                 return True
             if node.op == "placeholder" and node.name in steep:
                 return True
             if node not in found and _passes(node):
                 found.add(node)
-                left += node.all_input_nodes
+                (now if _is_same(node) else left).extend(node.all_input_nodes)
     return False
 
 
@@ -313,6 +320,11 @@ def _passes(node: fx.Node) -> bool:
 
 def _is_form(node: fx.Node) -> bool:
     return _is_view(node) or _name(node) in ("getitem", "clone")
+
+
+def _is_same(node: fx.Node) -> bool:
+    """Whether a node has the numbers of another one, in another layout or type."""
+    return _is_view(node) or _name(node) in _FORMS
 
 
 def _is_view(node: fx.Node) -> bool:

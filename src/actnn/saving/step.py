@@ -32,6 +32,7 @@ from actnn.saving.exclusions import (
     tensors_in,
     weight_reason,
 )
+from actnn.saving.groups import CONVOLUTION, group_of
 from actnn.saving.held import (
     Compressed,
     Held,
@@ -166,14 +167,15 @@ class Step(_native.Step):
         bits: int | Tensor,
         capacity: int | None = None,
         bounds: codec.Bounds = codec.UNBOUNDED,
+        group: int | None = None,
     ) -> codec.Codes:
-        """Encode a tensor with noise of its own; bits, capacity and bounds as for the codec."""
+        """Encode a tensor with noise of its own; the rest as for the codec."""
         saving, key = self.saving, self.key(tensor.device)
         return codec.encode(
             tensor,
             bits,
             key,
-            group=saving.group,
+            group=saving.group if group is None else group,
             stochastic=saving.stochastic,
             capacity=capacity,
             bounds=bounds,
@@ -338,6 +340,10 @@ class Step(_native.Step):
         """Return the bits of a tensor that has none of its own."""
         return max(bits, least, NORM_BITS if norm else 1, _floor(self.saving))
 
+    def _group(self, tensor: Tensor) -> int:
+        """Return the elements of a group of a tensor with equal bits."""
+        return group_of(tensor, self.saving.group, op_of(tensor) == CONVOLUTION)
+
     def _least(self, part: Tensor, op: str, boundary: bool, bits: int) -> int:
         return least_bits(part, op if boundary else op_of(part), bits)
 
@@ -346,7 +352,7 @@ class Step(_native.Step):
         self, tensor: Tensor, bits: int, bounds: codec.Bounds
     ) -> tuple[Callable[..., Any], Callable[..., Any], torch.Size, tuple[int, ...], int, int]:
         """Return how tensors like one are encoded: see `Coder` in saving/native/step.hpp."""
-        group = self.saving.group
+        group = self._group(tensor)
         found = codec.coder_of(tensor, bits, group, self.saving.stochastic, bounds)
         for function in found.frames:
             uncompiled(function)
@@ -380,7 +386,7 @@ class Step(_native.Step):
             each = self._own_bits(tensor, path, norm) if moves else None
             bits = self._equal_bits(bits, least, norm)
             if each is None:
-                codes = self.encode(tensor, bits, bounds=bounds)
+                codes = self.encode(tensor, bits, bounds=bounds, group=self._group(tensor))
             else:
                 bits = saving.bits if isinstance(each.bits, Tensor) else each.bits
                 codes = self.encode(each.rows, each.bits, each.capacity)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import actnn
+from actnn.adapting.trials import Trial
 
 CE = nn.functional.cross_entropy
 
@@ -174,3 +175,23 @@ def test_the_warning_of_equal_bits_names_the_module_that_makes_most_noise(place)
     with pytest.warns(actnn.ActNNWarning, match=f"most comes from '{place}.read' ") as caught:
         run()
     assert len(caught) == 1
+
+
+def test_the_search_for_the_worst_tensor_takes_few_steps(monkeypatch):
+    runs, gradient = [], Trial.gradient
+
+    def counted(*arguments):
+        runs.append(arguments)
+        return gradient(*arguments)
+
+    monkeypatch.setattr(Trial, "gradient", counted)
+    torch.manual_seed(0)
+    layers = [nn.Linear(32, 32) for _ in range(64)]
+    net = nn.Sequential(*layers[:40], Waves(), *layers[40:], nn.Linear(32, 10))
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.copy_(torch.eye(32))
+    actnn.compress(net, min_bytes=0, bits=8)
+    with pytest.warns(actnn.ActNNWarning, match="most comes from '40'"):
+        train(net, 3)
+    assert len(runs) <= 11  # two for the comparison, and one for each halving of 66 modules

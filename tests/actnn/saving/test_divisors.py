@@ -721,8 +721,9 @@ def test_compiled_code_compresses_what_it_divides_by_numbers_far_from_0(name, mo
 
 
 @leaves
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_code_keeps_logarithms_of_what_it_divides_by(dtype, monkeypatch):
+def test_compiled_code_keeps_logarithms_of_what_it_divides_by(dtype, backend, monkeypatch):
     torch.manual_seed(0)
     encoded = []
 
@@ -733,7 +734,7 @@ def test_compiled_code_keeps_logarithms_of_what_it_divides_by(dtype, monkeypatch
     monkeypatch.setattr("actnn.saving.compiled.encode_in_step", encode)
     torch._dynamo.reset()
     net = Steep(lambda x: 1 / x.log_softmax(-1).exp()).to(dtype)
-    net = torch.compile(actnn.compress(net, bits=8, min_bytes=1024), backend="aot_eager")
+    net = torch.compile(actnn.compress(net, bits=8, min_bytes=1024), backend=backend)
     net(torch.randn(64, 32, dtype=dtype)).sum().backward()
     assert not encoded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from actnn.saving.active import step_for
@@ -43,8 +43,10 @@ class Rectifier(Swapped):
     def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
         step = step_for(x)
-        slope = getattr(self, "negative_slope", 0.0)
+        slope = self.negative_slope if isinstance(self, nn.LeakyReLU) else 0.0
         if step is None or not x.is_floating_point() or not is_dense(x) or slope < 0:
             return super().forward(x)  # type: ignore[misc, no-any-return]
-        low, high = getattr(self, "min_val", 0.0), getattr(self, "max_val", float("inf"))
+        low, high = 0.0, float("inf")
+        if isinstance(self, nn.Hardtanh):  # and ReLU6
+            low, high = self.min_val, self.max_val
         return _Rectify.apply(x, step, low, high, slope, self.inplace)  # type: ignore[no-any-return]

@@ -15,6 +15,17 @@ from actnn.saving.norm_limits import LEAST, LOG_SOFTMAX, MOST
 _aten = torch.ops.aten
 _SUMS = _aten.add.Tensor, _aten.add.Scalar
 _CASTS = torch.ops.prims.convert_element_type.default, _aten._to_copy.default
+_IN_ORDER = {  # what keeps the order of elements
+    *_CASTS,
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten.reshape.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+    _aten.unsqueeze.default,
+    _aten.alias.default,
+    _aten.detach.default,
+}
 _LIMIT = "actnn_limit"
 _ROUNDING = 1e-5  # by which the mean square of a row without noise may be off
 
@@ -52,13 +63,12 @@ def limit_normalized(forward: fx.Graph, backward: fx.Graph) -> None:
             graph.
     """
     made = {node.name: node for node in forward.nodes}
+    again = _Again(forward, backward)  # before names of new nodes are among those of others
     for node in list(backward.nodes):
         _limit_operator(node, made)
         _normalize_logarithms(node, made)
-    norms = [norm for node in forward.nodes for norm in _norms_of(node)]
-    if norms:
-        again = _Again(forward, backward)
-        for norm in norms:
+    for node in forward.nodes:
+        for norm in _norms_of(node):
             again.limit(norm)
 
 
@@ -116,6 +126,8 @@ def _normalize_logarithms(node: fx.Node, made: dict[str, fx.Node]) -> None:
         total = None if same is None else _log_of_sum(same)
         if total is None or first.target not in (same.target, same.name):  # type: ignore[union-attr]
             return
+        while not _has_shape(x, same):  # type: ignore[arg-type]
+            node, x = x, x.args[0]
         dim = total.args[1][0]  # type: ignore[index]
     else:
         return
@@ -164,13 +176,12 @@ class _Again:
     """
 
     def __init__(self, forward: fx.Graph, backward: fx.Graph) -> None:
-        made = {node.name: node for node in forward.nodes}
-        self._forms: dict[fx.Node, list[fx.Node]] = {}  # of a forward node, in any view or type
+        self._made = {node.name: node for node in forward.nodes}
+        # of the elements of a forward node in their order, in any shape or type
+        self._forms: dict[str, list[fx.Node]] = {}
         for node in backward.nodes:
-            first = _first_of(node)
-            same = made.get(first.name)
-            if same is not None and first.target in (same.target, same.name):
-                self._forms.setdefault(_first_of(same), []).append(node)
+            if (name := self._elements(node)) is not None:
+                self._forms.setdefault(name, []).append(node)
 
     def limit(self, norm: _Norm) -> None:
         """Limit what the backward of a norm reads."""
@@ -178,7 +189,7 @@ class _Again:
         if scale is None:
             return
         if norm.mean is None:
-            for rows in self._forms_of(norm.x):
+            for rows in self._same(norm.x):
                 _Limited(rows, scale, None, norm).replace(list(rows.users))
             return
         centered = self._centered(norm)
@@ -193,13 +204,33 @@ class _Again:
             for form in forms:
                 limited.replace([user for user in form.users if _is_product(user)], form)
 
+    def _elements(self, node: fx.Node) -> str | None:
+        """Return the name of the node whose elements a node has, in the same order.
+
+        Returns:
+            None if a node of the backward graph has nothing of the forward graph.
+        """
+        of_forward = self._made.get(node.name) is node
+        while True:
+            same = self._made.get(node.name)
+            if not of_forward and same is not None and node.target in (same.target, same.name):
+                node, of_forward = same, True
+            if node.target not in _IN_ORDER:
+                return node.name if of_forward else None
+            node = node.args[0]  # type: ignore[assignment]
+
     def _forms_of(self, node: fx.Node) -> list[fx.Node]:
-        return self._forms.get(_first_of(node), [])
+        """Return what has the elements of a forward node in their order, in any shape or type."""
+        return self._forms.get(self._elements(node) or "", [])
+
+    def _same(self, node: fx.Node) -> list[fx.Node]:
+        """Return what has the elements of a forward node in its shape, in any type."""
+        return [form for form in self._forms_of(node) if _has_shape(form, node)]
 
     def _centered(self, norm: _Norm) -> list[fx.Node]:
         """Return what is x - mean."""
         assert norm.mean is not None
-        xs, means = set(self._forms_of(norm.x)), set(self._forms_of(norm.mean))
+        xs, means = set(self._same(norm.x)), set(self._forms_of(norm.mean))
         again = [
             user
             for x in xs
@@ -210,7 +241,7 @@ class _Again:
             each
             for user in norm.x.users
             if user.target is _aten.sub.Tensor and user.args == (norm.x, norm.mean)
-            for each in self._forms_of(user)
+            for each in self._same(user)
             if each.op == "placeholder"
         ]
         return list(dict.fromkeys(again + saved))
@@ -351,10 +382,15 @@ def _first_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def _has_shape(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes have tensors of one shape."""
+    a = node.meta.get("val")
+    return isinstance(a, Tensor) and _sizes(a) == _sizes(other.meta["val"])
+
+
 def _is_like(node: fx.Node, other: fx.Node) -> bool:
     """Whether two nodes have tensors of one shape and type."""
-    a, b = node.meta.get("val"), other.meta["val"]
-    return isinstance(a, Tensor) and _sizes(a) == _sizes(b) and a.dtype == b.dtype
+    return _has_shape(node, other) and node.meta["val"].dtype == other.meta["val"].dtype
 
 
 def _sizes(x: Tensor) -> list[str]:

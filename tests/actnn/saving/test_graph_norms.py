@@ -183,3 +183,34 @@ def test_rows_with_variance_are_not_changed(name):
     actnn.compress(model, bits=8, min_bytes=1 << 30)
     found = gradients(model, torch.compile(model, backend=BACKEND), x)
     assert distance(found, expected) < 1e-6
+
+
+class Viewed(nn.Module):
+    """A norm of rows whose elements backward also reads in other views."""
+
+    def __init__(self, norm, view):
+        super().__init__()
+        self.embed, self.norm, self.view = nn.Linear(32, 64), norm, view
+        self.rows = nn.Parameter(10.0 ** torch.arange(-2, 2, 4 / 64))
+
+    def forward(self, x):
+        y = self.embed(x) * self.rows[:, None]
+        if self.view == "heads":
+            return self.norm(y.view(len(x), -1, 4, 16)).tanh() + y.view(len(x), -1, 4, 16).sin()
+        return self.norm(y).tanh() + y.transpose(1, 2).sin()
+
+
+@pytest.mark.parametrize("view", ["heads", "transposed"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_other_views_of_rows_are_left_as_they_are(kind, view):
+    """Queries of each head are normalized in published transformers, but saved together."""
+    torch.manual_seed(0)
+    model, x = Viewed(Own(kind), view), torch.randn(4, 64, 32)
+    exact = gradients(model, model, x)
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=1 << 30)
+    assert distance(gradients(model, torch.compile(model, backend=BACKEND), x), exact) < 1e-6
+    torch._dynamo.reset()
+    actnn.uncompress(model)
+    actnn.compress(model, bits=8, min_bytes=0)
+    assert distance(gradients(model, torch.compile(model, backend=BACKEND), x), exact) < 0.05

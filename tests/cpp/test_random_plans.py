@@ -1,6 +1,6 @@
 """Random plans from Python to the C++ library, and from it to Python.
 
-QUANT_GRU_CPP_PLANS is the number of random plans each way, 40 if it is not set.
+QUANT_GRU_CPP_PLANS is the number of random plans each way, 24 if it is not set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from quant_gru import FrozenQuantGRU, QuantGRU, float_state_dict
 from quant_gru.config.fields import ROUNDINGS
 
-PLANS = int(os.environ.get("QUANT_GRU_CPP_PLANS", "40"))
+PLANS = int(os.environ.get("QUANT_GRU_CPP_PLANS", "24"))
 pytestmark = NEEDS_TOOLS
 
 

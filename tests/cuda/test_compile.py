@@ -155,22 +155,17 @@ def variants(arch):
                 macros = shape.macros(form, 96, 1 + place % 2)
                 outputs = StateOutputs(values=place % 3 != 1, codes=place % 3 != 0)
                 kernel, _ = layout(shape, form, 96, 8, 2, outputs=outputs)
-                # where only instructions of an architecture are new, each in one of both ways
-                both = arch == "sm_90a"
-                if both or (index + place) % 2:
-                    yield "recurrence/persistent", macros
-                if both or (index + place) % 2 == 0:
-                    yield "recurrence/persistent", dict(kernel.macros)
+                # each in one of both ways
+                yield "recurrence/persistent", macros if place % 2 else dict(kernel.macros)
 
     saturated = changed(BYTES, saturated=True)
-    for blocks, units in ((1, 64), (1, 96), (2, 256), (4, 256)):
+    for blocks, units, held in ((1, 64, True), (1, 96, False), (2, 256, True), (4, 256, False)):
         if blocks == 1 or arch != "sm_80":
             shape = planner.make_shape(units, blocks, 1, 1, 2 * blocks)
             assert shape.macros(saturated, units, 1)["SATURATED"] == 1
-            for held in (False, True):
-                outputs = StateOutputs(values=True, codes=held)
-                kernel, _ = layout(shape, saturated, units, 8, 2, held=held, outputs=outputs)
-                yield "recurrence/persistent", dict(kernel.macros)
+            outputs = StateOutputs(values=True, codes=held)
+            kernel, _ = layout(shape, saturated, units, 8, 2, held=held, outputs=outputs)
+            yield "recurrence/persistent", dict(kernel.macros)
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
             yield (

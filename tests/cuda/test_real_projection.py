@@ -291,12 +291,12 @@ def test_any_ends_of_one_plane(host):
 def test_any_ends_of_one_plane_by_other_rules(host, rule):
     config, held = POT8.replace_globals(rounding=rule, rounding_input="half_even"), []
     draw = random.Random(1)
-    for _ in range(24):
+    for _ in range(12):
         k = draw.randrange(-3, 24)
         most = 1 << draw.randrange(max(k, 0), 24)
         zero = draw.choice([-128, 127, draw.randrange(-128, 128), draw.randrange(-2, 3)])
         held.append(ends_of_one_plane(host, 8, config, zero, 1 << 14, k + 14, most)[0][1])
-    assert 4 < sum(held) < 20, held
+    assert 1 < sum(held) < 12, held
 
 
 def ends_of_one_plane(host, columns, config, zero, M, k, most):

@@ -24,7 +24,7 @@ from quant_gru.interchange.c.text import SIZES
 pytestmark = pytest.mark.slow
 
 GCC = shutil.which("gcc")
-PLANS = int(os.environ.get("QUANT_GRU_PLANS", "3"))  # of each kind
+PLANS = int(os.environ.get("QUANT_GRU_PLANS", "2"))  # of each kind
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-pedantic"]
 SANITIZED = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
@@ -66,7 +66,7 @@ def test_rules_of_rounding(rule, kind, tmp_path):
     for seed in range(PLANS):
         gru, _ = random_gru(seed, kind, far=True, rounding=rule)
         report = gru.export_c(tmp_path / str(seed), "net")
-        options = ["-O1"] if seed else SANITIZED  # takes two thirds of the time of the compiler
+        options = ["-O0"] if seed else SANITIZED
         assert selftest(report.directory, "net", *options).startswith("net: equal (")
 
 

@@ -1,6 +1,6 @@
 """Random GRUs in the integer profile: ONNX Runtime gives the codes of the plan.
 
-QUANT_GRU_PLANS sets the number of GRUs of each of the 4 kinds, 4 if it is not set.
+QUANT_GRU_PLANS sets the number of GRUs of each of the 4 kinds, 2 if it is not set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quant_gru import export_onnx
 pytest.importorskip("onnx_ir")
 pytest.importorskip("onnxruntime")
 
-PLANS = int(os.environ.get("QUANT_GRU_PLANS", "4"))
+PLANS = int(os.environ.get("QUANT_GRU_PLANS", "2"))
 
 
 @pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "mixed"])

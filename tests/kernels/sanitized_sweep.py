@@ -47,7 +47,7 @@ def load(folder: Path) -> None:
 def main() -> None:
     """Sweep all kinds of plans over all instruction sets that run here."""
     load(Path(sys.argv[1]))
-    plans = int(sys.argv[2]) if len(sys.argv) > 2 else 24
+    plans = int(sys.argv[2]) if len(sys.argv) > 2 else 16
 
     import pytest
     import torch
@@ -108,7 +108,8 @@ def main() -> None:
         assert not same_part(live.part, fresh(weights).weights), seed
     _native.set_thread_price(1.0)
     print(f"sanitized kernels: {count} runs, every code equal, every gradient close, no finding")
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={TESTS.parent}"]
+    options = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options.append(f"--rootdir={TESTS.parent}")
     sys.exit(pytest.main([*options, *(str(TESTS / each) for each in ELSE)]))
 
 

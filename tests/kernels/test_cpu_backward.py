@@ -113,9 +113,15 @@ def codes(quantizer, *shape):
 SHAPES = [(1, 1, 1, 1), (2, 1, 40, 64), (9, 3, 65, 130), (7, 50, 7, 100), (70, 9, 33, 70)]
 
 
-@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
-@pytest.mark.parametrize("kind", ["pot", "free"])
-@pytest.mark.parametrize(("T", "N", "C", "H"), SHAPES)
+# Each size with each width of codes, and with both kinds of scales.
+CALIBRATED = [
+    (config, ("pot", "free")[(i + j) % 2], *shape)
+    for i, config in enumerate(("int8", "w8a16", "int16"))
+    for j, shape in enumerate(SHAPES)
+]
+
+
+@pytest.mark.parametrize(("config", "kind", "T", "N", "C", "H"), CALIBRATED)
 def test_calibrated_plans(config, kind, T, N, C, H):
     """Blocks that are filled and those that are left over; several chunks of steps."""
     plan = calibrated(getattr(QuantConfig, config)().replace_globals(scale_kind=kind), C, H)
@@ -149,8 +155,10 @@ def test_threads_change_no_bit(config):
         assert_close(one, expected, case.tape, variant)
 
 
-@pytest.mark.parametrize("config", ["int8", "int16"])
-@pytest.mark.parametrize(("T", "N"), [(200, 1), (61, 37), (7, 128), (9, 257), (9, 515)])
+@pytest.mark.parametrize(
+    ("config", "T", "N"),
+    [("int8", 200, 1), ("int16", 61, 37), ("int8", 7, 128), ("int16", 9, 257), ("int8", 9, 515)],
+)
 def test_chunks_change_no_bit(config, T, N):
     """Of one sum, of several with some left over, of as many bytes as may be; blocks of rows."""
     case = case_with_everything(config, T, N, 20)

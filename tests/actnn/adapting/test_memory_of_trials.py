@@ -12,7 +12,7 @@ from actnn.adapting import trials
 from actnn.planning.meter import HostMeter
 
 quiet = pytest.mark.filterwarnings("ignore:Compression adds:actnn.ActNNWarning")
-SETTINGS = [{"bits": 8}, {"bits": 4}, {"bits": 2}, {"level": "L3"}]
+SETTINGS = [{"bits": 4}, {"level": "L3"}]
 
 
 class Net(nn.Sequential):

@@ -12,9 +12,13 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from actnn_parts import costs
 
 LANGUAGE = ("bert", "llama", "t5")
-# And the side: of smaller images, maps of the last blocks have one or four elements. `python
-# benchmarks/actnn.py costs` has more models; those of MobileNetV3 are the blocks of EfficientNet.
-IMAGES = {"convnext_atto": 32, "mobilenetv3_small_100": 48}
+IMAGES = {  # and the side: of smaller images, maps of the last blocks have one or four elements
+    "convnext_atto": 32,
+    "efficientnet_b0": 64,
+    "mobilenetv3_small_100": 48,
+    "mobilenetv4_conv_small": 32,
+    "swin_tiny_patch4_window7_224": 32,
+}
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ import threading
 import pytest
 import torch
 from bits import assert_same_bits
+from fake_driver import FUNCTIONS
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.kernel_runtime import _native
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernels.cuda import machine
 
@@ -18,29 +20,32 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 STACKS = [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True}]
 STEPS = 12
-FUNCTIONS = []  # graphs may call them later
+CALLED = []  # graphs may call them later
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """Names of the driver's functions, "begin" and "start", as graphs are recorded and started."""
-    found, addresses = [], list(driver._graph_functions())
+    found, library = [], ctypes.CDLL("libcuda.so.1")
+    addresses = {
+        name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in FUNCTIONS
+    }
 
     def counted(function, name, *types):
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *types)
-        address = driver._address(function)
+        address = addresses[function]
 
         def call(*arguments):
             found.append(name)
             return kind(address)(*arguments)
 
-        FUNCTIONS.append(kind(call))
-        at = driver._GRAPHS.index(function)
-        addresses[at] = ctypes.cast(FUNCTIONS[-1], ctypes.c_void_p).value
+        CALLED.append(kind(call))
+        addresses[function] = ctypes.cast(CALLED[-1], ctypes.c_void_p).value
 
-    counted("cuStreamBeginCapture", "begin", ctypes.c_void_p, ctypes.c_int)
+    counted("cuStreamBeginCapture_v2", "begin", ctypes.c_void_p, ctypes.c_int)
     counted("cuGraphLaunch", "start", ctypes.c_void_p, ctypes.c_void_p)
-    monkeypatch.setattr(driver, "_graph_functions", lambda: addresses)
+    native = _native.Driver(addresses)
+    monkeypatch.setattr(driver, "_driver", lambda: native)
     driver._device.cache_clear()
     yield found
     driver._device.cache_clear()

@@ -24,7 +24,8 @@ from actnn.codec.memory_order import order_of
 from actnn.saving import _native
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
-from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS, attention_bits, bounds_of
+from actnn.saving.exclusions import ATTENTION_BITS, attention_bits, bits_of_result, bounds_of
+from actnn.saving.graph_divisors import name_of
 from actnn.saving.graph_norms import softmax_dim
 from actnn.saving.graph_order import (
     arrange,
@@ -42,19 +43,11 @@ from actnn.saving.uncompiled import uncompiled
 
 _aten = torch.ops.aten
 _RELU = _aten.relu.default
-_NONLINEAR = {
-    _aten.sigmoid.default,
-    _aten.tanh.default,
-    _aten._softmax.default,
-    _aten._log_softmax.default,
-    _aten.exp.default,
-    _aten.sqrt.default,
-    _aten.rsqrt.default,
-}
 _BOUNDS: dict[Any, Bounds] = {
     _aten.sigmoid.default: bounds_of("SigmoidBackward0", torch.float32),
     _aten.tanh.default: bounds_of("TanhBackward0", torch.float32),
     _aten._softmax.default: bounds_of("SoftmaxBackward0", torch.float32),
+    _aten._safe_softmax.default: bounds_of("SafeSoftmaxBackward0", torch.float32),
     _aten._log_softmax.default: bounds_of("LogSoftmaxBackward0", torch.float32),
 }
 
@@ -134,13 +127,11 @@ class GraphHooks:
         choice = saving.exact(info) if divides_by() else saving.choice(info)
         if choice.action != "compress" or choice.bits in (None, LOSSLESS):
             return None
-        least = 1
-        if made.target in _NONLINEAR:
-            least = NONLINEAR_BITS
-        elif any(_is_attention(each) for each in readers_of(made)):
-            least = attention_bits(choice.bits or saving.bits)
+        least = bits_of_result(name_of(made))
+        if any(_is_attention(each) for each in readers_of(made)):
+            least = max(least, attention_bits(choice.bits or saving.bits))
         elif any(map(_is_attention, _parents(made))):
-            least = ATTENTION_BITS
+            least = max(least, ATTENTION_BITS)
         return max(least, choice.bits or 0)
 
     def _path(self, node: fx.Node) -> str:

@@ -24,18 +24,42 @@ FORMS: frozenset[str] = frozenset(
 _DEPTH = 8
 _COMPUTED = "computed weight"
 
-# Their results enter their own derivative more than linearly, so that noise becomes bias.
-_NONLINEAR = frozenset(
-    name + "Backward0"
-    for name in "Sigmoid Tanh Softmax SafeSoftmax MaskedSoftmax LogSoftmax Exp Expm1 "
-    "Sqrt Rsqrt Reciprocal Pow Softplus Elu LogSigmoid Logsumexp Norm LinalgVectorNorm".split()
-)
+# Operators whose results enter their own derivative more than linearly, so that noise becomes bias,
+# and their autograd nodes.
+_NONLINEAR = {
+    "sigmoid": "SigmoidBackward0",
+    "tanh": "TanhBackward0",
+    "_softmax": "SoftmaxBackward0",
+    "_safe_softmax": "SafeSoftmaxBackward0",
+    "_masked_softmax": "MaskedSoftmaxBackward0",
+    "_log_softmax": "LogSoftmaxBackward0",
+    "exp": "ExpBackward0",
+    "expm1": "Expm1Backward0",
+    "sqrt": "SqrtBackward0",
+    "rsqrt": "RsqrtBackward0",
+    "reciprocal": "ReciprocalBackward0",
+    "pow": "PowBackward0",
+    "softplus": "SoftplusBackward0",
+    "elu": "EluBackward0",
+    "log_sigmoid_forward": "LogSigmoidBackward0",
+    "logsumexp": "LogsumexpBackward0",
+    "norm": "NormBackward0",
+    "linalg_vector_norm": "LinalgVectorNormBackward0",
+}
 NONLINEAR_BITS, ATTENTION_BITS = 8, 4
 # Their results may be infinite, and numbers beside infinities have no code of 1 bit.
-_INFINITE = frozenset(
-    name + "Backward0" for name in "MaskedFill Where Log Log2 Log10 Log1P Logaddexp".split()
-)
+_INFINITE = {
+    "masked_fill": "MaskedFillBackward0",
+    "where": "WhereBackward0",
+    "log": "LogBackward0",
+    "log2": "Log2Backward0",
+    "log10": "Log10Backward0",
+    "log1p": "Log1PBackward0",
+    "logaddexp": "LogaddexpBackward0",
+}
 _INFINITE_BITS = 2
+_LEAST = dict.fromkeys([*_INFINITE, *_INFINITE.values()], _INFINITE_BITS)
+_LEAST |= dict.fromkeys([*_NONLINEAR, *_NONLINEAR.values()], NONLINEAR_BITS)
 # Functions with a bounded result that enters their own derivative, which is 0 at the bounds.
 _BOUNDS: dict[str, Bounds] = {
     "SigmoidBackward0": (0.0, 1.0),
@@ -158,11 +182,20 @@ def least_bits(tensor: Tensor, op: str, bits: int) -> int:
     """
     if op == CHECKPOINT:
         return CHOSEN_BITS
-    if op in _NONLINEAR:
+    if bits_of_result(op) == NONLINEAR_BITS:
         return NONLINEAR_BITS
     # Operands of attention: heads are split off by a transposed view (N, H, T, D).
     if tensor.dim() == 4 and tensor._base is not None and not tensor.is_contiguous():
         return attention_bits(bits)
     if is_attention(op):  # with dropout its own backward needs the result, too
         return ATTENTION_BITS
-    return _INFINITE_BITS if op in _INFINITE else 1
+    return bits_of_result(op)
+
+
+def bits_of_result(name: str) -> int:
+    """Return the fewest bits of what an operator has made.
+
+    Args:
+        name: Of the operator, or of its autograd node.
+    """
+    return _LEAST.get(name, 1)

@@ -52,7 +52,7 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
         saved: The input of the backward graph.
         made_by: Name of an input -> the node of the forward graph that makes it.
     """
-    if _name(made_by[saved.name]) in _STEEP:
+    if name_of(made_by[saved.name]) in _STEEP:
         return True
     left, found = [(saved, True)], {saved}
     steep = {name for name, node in made_by.items() if _reciprocals(node, saved)}
@@ -68,7 +68,7 @@ def is_divided(saved: fx.Node, made_by: Makers) -> bool:
                     or _is_exponent(user, made_by)
                 ):
                     return True
-                if user not in found and (_passes(user) or _name(user) == "exp"):
+                if user not in found and (_passes(user) or name_of(user) == "exp"):
                     found.add(user)
                     (now if _is_same(user) else left).append((user, is_saved and _is_view(user)))
     return False
@@ -81,13 +81,13 @@ def solved_in(graph: fx.Graph, ends: Iterable[fx.Node]) -> set[fx.Node]:
         graph: The graph.
         ends: Its results: a loss may solve equations with those that are covariances.
     """
-    found = {node for node in graph.nodes if _name(node) in SOLVED}
+    found = {node for node in graph.nodes if name_of(node) in SOLVED}
     matrices = [node for node in ends if len(_shape_of(node) or ()) > 1]
     makers = _walk(matrices, _operands_of)
     found |= {node for node in makers if _is_square(node) or _is_kernel(node)}
     operands = _walk([each for node in found for each in node.all_input_nodes], _covariances_of)
     products = [
-        each for node in operands if _name(node) in _PRODUCTS for each in node.all_input_nodes
+        each for node in operands if name_of(node) in _PRODUCTS for each in node.all_input_nodes
     ]
     results = _walk(found, lambda node: filter(_is_form, node.users))
     return results | operands | _walk(products, _operands_of)
@@ -95,15 +95,15 @@ def solved_in(graph: fx.Graph, ends: Iterable[fx.Node]) -> set[fx.Node]:
 
 def _is_square(node: fx.Node) -> bool:
     """Whether a node is the product of a tensor with itself, as covariances are."""
-    return _name(node) in _PRODUCTS and _is_of_one(node)
+    return name_of(node) in _PRODUCTS and _is_of_one(node)
 
 
 def _is_kernel(node: fx.Node) -> bool:
     """Whether a node makes exponentials of distances within a tensor, which are covariances."""
-    if _name(node) != "exp":
+    if name_of(node) != "exp":
         return False
     makers = _walk(node.all_input_nodes, _covariances_of)
-    return any(_name(each) in _PAIRS and _is_of_one(each) for each in makers)
+    return any(name_of(each) in _PAIRS and _is_of_one(each) for each in makers)
 
 
 def _is_of_one(node: fx.Node) -> bool:
@@ -116,7 +116,7 @@ def _is_of_one(node: fx.Node) -> bool:
 
 
 def _forms_of(node: fx.Node) -> list[fx.Node]:
-    scales = _name(node) in ("mul", "div") and len(node.all_input_nodes) == 1
+    scales = name_of(node) in ("mul", "div") and len(node.all_input_nodes) == 1
     return node.all_input_nodes[:1] if scales or _is_same(node) else []
 
 
@@ -133,11 +133,11 @@ def ends_of(results: Iterable[fx.Node]) -> set[fx.Node]:
         node, depth = left.pop()
         if made[node] != _NONE and node not in seen and depth:
             seen.add(node)
-            if _name(node) not in _ENDS:
+            if name_of(node) not in _ENDS:
                 step = made[node] == _SOME and not _is_same(node)
                 left += [(each, depth - step) for each in node.all_input_nodes]
     found = _sources_of(seen) | {node for node in seen if made[node] == _ALL}
-    for end in [each for each in found if _name(each) in _ENDS]:
+    for end in [each for each in found if name_of(each) in _ENDS]:
         found |= _walk([end], lambda node: filter(_passes, node.users))
     return found
 
@@ -151,9 +151,9 @@ def _made_of_ends(graph: fx.Graph) -> dict[fx.Node, int]:
     for node in graph.nodes:
         parts = [made[each] for each in node.all_input_nodes]
         least, most = min(parts, default=_NONE), max(parts, default=_NONE)
-        if _name(node) in _ENDS:
+        if name_of(node) in _ENDS:
             made[node] = _ALL
-        elif _name(node) in _PRODUCTS:
+        elif name_of(node) in _PRODUCTS:
             made[node] = least
         elif _passes(node) and not _is_gate(node):
             made[node] = least or min(most, _SOME)
@@ -164,11 +164,11 @@ def _made_of_ends(graph: fx.Graph) -> dict[fx.Node, int]:
 
 def _sources_of(nodes: set[fx.Node]) -> set[fx.Node]:
     """Return the functions such as sigmoid among nodes, and what they are made from."""
-    return _walk([each for each in nodes if _name(each) in _ENDS], _operands_of_end)
+    return _walk([each for each in nodes if name_of(each) in _ENDS], _operands_of_end)
 
 
 def _operands_of_end(node: fx.Node) -> list[fx.Node]:
-    return node.all_input_nodes if _passes(node) or _name(node) in _ENDS else []
+    return node.all_input_nodes if _passes(node) or name_of(node) in _ENDS else []
 
 
 def _walk(
@@ -189,7 +189,7 @@ def _walk(
 
 def _is_gate(node: fx.Node) -> bool:
     """Whether a node is x sigmoid(x) or the like."""
-    if _name(node) not in ("mul", "div") or len(node.all_input_nodes) != 2:
+    if name_of(node) not in ("mul", "div") or len(node.all_input_nodes) != 2:
         return False
     a, b = (_walk([each], _operands_of) for each in node.all_input_nodes)
     return bool(a & (_sources_of(b) - b) or b & (_sources_of(a) - a))
@@ -201,19 +201,19 @@ def _operands_of(node: fx.Node) -> list[fx.Node]:
 
 def _covariances_of(node: fx.Node) -> list[fx.Node]:
     """Return what hands numbers on to a matrix, or makes a covariance as kernels do."""
-    return node.all_input_nodes if _passes(node) or _name(node) in _KERNELS else []
+    return node.all_input_nodes if _passes(node) or name_of(node) in _KERNELS else []
 
 
 def _divides(user: fx.Node, node: fx.Node, is_saved: bool, made_by: Makers) -> bool:
     """Whether a node divides by another, or divides a saved tensor by a tensor."""
-    name = _name(user)
+    name = name_of(user)
     if _divisor_of(user, made_by) is not None:
         return is_saved or user.args[1] is node
     if name == "pow":
         exponent = user.args[1]
         return isinstance(exponent, fx.Node) or float(exponent) < 0  # type: ignore[arg-type]
     if name == "log1p":
-        return _name(_source(node, made_by)) != "exp"
+        return name_of(_source(node, made_by)) != "exp"
     return name in _STEEP and not _is_above_1(node, made_by)
 
 
@@ -226,19 +226,19 @@ def _is_exponent(node: fx.Node, made_by: Makers) -> bool:
     if any(map(is_limit, node.all_input_nodes)):
         return False
     a, b = (*(_shape_of(each) for each in node.all_input_nodes), None, None)[:2]
-    if _name(node) != "sub" or a is None or b is None:
+    if name_of(node) != "sub" or a is None or b is None:
         return False
     if a != b:
         sums = _walk([_source(node.all_input_nodes[1], made_by)], _operands_of)
-        if not any(_name(each) in ("log", "logsumexp") for each in sums):
+        if not any(name_of(each) in ("log", "logsumexp") for each in sums):
             return False
-    signed = _walk([node], lambda each: (u for u in each.users if _name(u) in ("neg", "abs")))
-    return any(_name(user) == "exp" for each in signed for user in each.users)
+    signed = _walk([node], lambda each: (u for u in each.users if name_of(u) in ("neg", "abs")))
+    return any(name_of(user) == "exp" for each in signed for user in each.users)
 
 
 def _divisor_of(node: fx.Node, made_by: Makers) -> fx.Node | None:
     """Return the tensor by which a node divides, if numbers of it may be near 0 beside others."""
-    if _name(node) not in _DIVISIONS or not isinstance(node.args[1], fx.Node):
+    if name_of(node) not in _DIVISIONS or not isinstance(node.args[1], fx.Node):
         return None
     by = node.args[1]
     value = by.meta.get("val")
@@ -250,18 +250,18 @@ def _divisor_of(node: fx.Node, made_by: Makers) -> fx.Node | None:
 def _is_above_1(node: fx.Node, made_by: Makers) -> bool:
     """Whether a node is 1 + exp(x), or a sum of exp(x - amax(x)), as those of softmax are."""
     node = _source(node, made_by)
-    if _name(node) == "add":
+    if name_of(node) == "add":
         a, b = (_source(each, made_by) if isinstance(each, fx.Node) else each for each in node.args)
-        return bool(b == 1) and isinstance(a, fx.Node) and _name(a) == "exp"
+        return bool(b == 1) and isinstance(a, fx.Node) and name_of(a) == "exp"
     power = _operand(node, "sum", 0, made_by)
     difference = _operand(power, "exp", 0, made_by)
     largest = _operand(difference, "sub", 1, made_by)
-    return largest is not None and _name(largest) in ("amax", "max", "getitem")
+    return largest is not None and name_of(largest) in ("amax", "max", "getitem")
 
 
 def _operand(node: fx.Node | None, name: str, index: int, made_by: Makers) -> fx.Node | None:
     """Return an operand of a node if that has a name."""
-    if node is None or _name(node) != name or not isinstance(node.args[index], fx.Node):
+    if node is None or name_of(node) != name or not isinstance(node.args[index], fx.Node):
         return None
     return _source(node.args[index], made_by)  # type: ignore[arg-type]
 
@@ -271,7 +271,7 @@ def _source(node: fx.Node, made_by: Makers) -> fx.Node:
     while True:
         if node.op == "placeholder" and node.name in made_by and made_by[node.name] is not node:
             node = made_by[node.name]
-        elif _is_view(node) or _name(node) in ("convert_element_type", "_to_copy", "clone"):
+        elif _is_view(node) or name_of(node) in ("convert_element_type", "_to_copy", "clone"):
             node = node.all_input_nodes[0]
         else:
             return node
@@ -279,7 +279,7 @@ def _source(node: fx.Node, made_by: Makers) -> fx.Node:
 
 def _reciprocals(node: fx.Node, like: fx.Node) -> bool:
     """Whether a node makes as many reciprocals as a tensor has elements; norms make few."""
-    if _name(node) not in _STEEP:
+    if name_of(node) not in _STEEP:
         return False
     made, other = _shape_of(node), _shape_of(like)
     return made is None or other is None or made == other
@@ -306,7 +306,7 @@ def _shape_of(node: fx.Node) -> torch.Size | None:
     return value.shape if isinstance(value, Tensor) else None
 
 
-def _name(node: fx.Node) -> str:
+def name_of(node: fx.Node) -> str:
     """Return the name of an operator without its overload; '' if it is none."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
@@ -315,16 +315,16 @@ def _name(node: fx.Node) -> str:
 
 
 def _passes(node: fx.Node) -> bool:
-    return _is_view(node) or _name(node) in _PASSED
+    return _is_view(node) or name_of(node) in _PASSED
 
 
 def _is_form(node: fx.Node) -> bool:
-    return _is_view(node) or _name(node) in ("getitem", "clone")
+    return _is_view(node) or name_of(node) in ("getitem", "clone")
 
 
 def _is_same(node: fx.Node) -> bool:
     """Whether a node has the numbers of another one, in another layout or type."""
-    return _is_view(node) or _name(node) in _FORMS
+    return _is_view(node) or name_of(node) in _FORMS
 
 
 def _is_view(node: fx.Node) -> bool:

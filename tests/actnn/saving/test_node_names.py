@@ -24,7 +24,8 @@ NODES = attention, comparisons, divisors, exclusions, groups, norm_limits, sides
 def names_in(module):
     for value in vars(module).values():
         if isinstance(value, (str, set, frozenset, dict, list, tuple)):
-            for name in [value] if isinstance(value, str) else value:
+            values = [*value, *value.values()] if isinstance(value, dict) else value
+            for name in [value] if isinstance(value, str) else values:
                 if isinstance(name, str):
                     yield name
 
@@ -41,6 +42,7 @@ def test_autograd_nodes_exist(module):
 @pytest.mark.skipif(torch.__version__ < NEWEST, reason="a torch that has fewer operators")
 def test_operators_exist():
     sets = [value for value in vars(graph_divisors).values() if isinstance(value, (set, frozenset))]
+    sets += [exclusions._NONLINEAR, exclusions._INFINITE]
     found = {name for each in sets for name in each} - {"getitem"}
     known = {
         name

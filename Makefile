@@ -24,6 +24,9 @@ endef
 # tests start compiles what it imports, and pytest rewrites every test again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# With --jobs it names pipes that only other makes inherit, for which Ninja would look.
+unexport MAKEFLAGS
+
 .PHONY: help demo check test test-slow test-all test-real lint docs format sanitize docs-cpp tarball-cpp wheels sdist check-wheel clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"

@@ -161,7 +161,7 @@ def test_models_compiled_as_one_come_first_if_time_is_short(compiled, monkeypatc
 
 @pytest.mark.parametrize("are_codes_measured", [True, False])
 def test_what_may_fit_as_one(compiled, monkeypatch, are_codes_measured):
-    """At least what its blocks need, less what one graph saves; codes are also of what blocks pass on."""
+    """What its blocks need, less what one graph saves; codes are also of what blocks pass on."""
     made = planner((256,) * 3)
     names = ["compiled as one", "compiled as one for 50%", "4 bits fused compiled as one"]
     assert list(map(str, made._whole)) == [*names, "compiled as one for 20%"]

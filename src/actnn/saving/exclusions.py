@@ -182,14 +182,15 @@ def least_bits(tensor: Tensor, op: str, bits: int) -> int:
     """
     if op == CHECKPOINT:
         return CHOSEN_BITS
-    if bits_of_result(op) == NONLINEAR_BITS:
-        return NONLINEAR_BITS
+    least = bits_of_result(op)
+    if least == NONLINEAR_BITS:
+        return least
     # Operands of attention: heads are split off by a transposed view (N, H, T, D).
     if tensor.dim() == 4 and tensor._base is not None and not tensor.is_contiguous():
         return attention_bits(bits)
     if is_attention(op):  # with dropout its own backward needs the result, too
         return ATTENTION_BITS
-    return bits_of_result(op)
+    return least
 
 
 def bits_of_result(name: str) -> int:

@@ -126,7 +126,7 @@ def _normalize_logarithms(node: fx.Node, made: dict[str, fx.Node]) -> None:
         total = None if same is None else _log_of_sum(same)
         if total is None or first.target not in (same.target, same.name):  # type: ignore[union-attr]
             return
-        while not _has_shape(x, same):  # type: ignore[arg-type]
+        while not (_has_shape(x, same) and _ordered(x) is first):  # type: ignore[arg-type]
             node, x = x, x.args[0]
         dim = total.args[1][0]  # type: ignore[index]
     else:
@@ -151,8 +151,8 @@ def _normalize_logarithms(node: fx.Node, made: dict[str, fx.Node]) -> None:
 def softmax_dim(node: fx.Node) -> int | None:
     """Return the dimension of a softmax if a node is the exponential of a log_softmax."""
     x = _argument(node, _aten.exp.default)
-    total = None if x is None else _log_of_sum(_first_of(x))
-    if x is None or total is None or _sizes(_first_of(x).meta["val"]) != _sizes(x.meta["val"]):
+    total = None if x is None else _log_of_sum(_ordered(x))
+    if x is None or total is None or not _has_shape(x, _ordered(x)):
         return None
     return int(total.args[1][0])  # type: ignore[index, arg-type]
 
@@ -378,6 +378,13 @@ def _argument(node: Any, *targets: object) -> fx.Node | None:
 def _first_of(node: fx.Node) -> fx.Node:
     """Return the node of which a node is a view or another type."""
     while node.target in _CASTS or getattr(node.target, "is_view", False):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _ordered(node: fx.Node) -> fx.Node:
+    """Return the node whose elements a node has in the same order; a transposed one has not."""
+    while node.target in _IN_ORDER:
         node = node.args[0]  # type: ignore[assignment]
     return node
 

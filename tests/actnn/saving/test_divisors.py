@@ -720,11 +720,9 @@ def test_compiled_code_compresses_what_it_divides_by_numbers_far_from_0(name, mo
     assert not any(answers)
 
 
-@leaves
-@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_code_keeps_logarithms_of_what_it_divides_by(dtype, backend, monkeypatch):
-    torch.manual_seed(0)
+@pytest.fixture
+def encoded(monkeypatch):
+    """What compiled code encodes while it is traced."""
     encoded = []
 
     def encode(*arguments):
@@ -732,6 +730,14 @@ def test_compiled_code_keeps_logarithms_of_what_it_divides_by(dtype, backend, mo
         return encode_in_step(*arguments)
 
     monkeypatch.setattr("actnn.saving.compiled.encode_in_step", encode)
+    return encoded
+
+
+@leaves
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_code_keeps_logarithms_of_what_it_divides_by(dtype, backend, encoded):
+    torch.manual_seed(0)
     torch._dynamo.reset()
     net = Steep(lambda x: 1 / x.log_softmax(-1).exp()).to(dtype)
     net = torch.compile(actnn.compress(net, bits=8, min_bytes=1024), backend=backend)
@@ -740,15 +746,8 @@ def test_compiled_code_keeps_logarithms_of_what_it_divides_by(dtype, backend, mo
 
 
 @leaves
-def test_a_choice_compresses_what_compiled_code_divides_by(monkeypatch):
+def test_a_choice_compresses_what_compiled_code_divides_by(encoded):
     torch.manual_seed(0)
-    encoded = []
-
-    def encode(*arguments):
-        encoded.append(arguments)
-        return encode_in_step(*arguments)
-
-    monkeypatch.setattr("actnn.saving.compiled.encode_in_step", encode)
     net = actnn.compress(nn.Sequential(LinearAttention(32, 4)), bits=8, min_bytes=1024)
     counts = []
     for choices in ({}, {"": actnn.Choice("compress", 8)}):

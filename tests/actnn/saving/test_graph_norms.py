@@ -214,3 +214,29 @@ def test_other_views_of_rows_are_left_as_they_are(kind, view):
     actnn.uncompress(model)
     actnn.compress(model, bits=8, min_bytes=0)
     assert distance(gradients(model, torch.compile(model, backend=BACKEND), x), exact) < 0.05
+
+
+class Square(nn.Module):
+    """Logarithms of probabilities of as many rows as columns, read in columns, too."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.a, self.b, self.again = nn.Linear(32, 64), nn.Linear(64, 8), again
+
+    def forward(self, x):
+        scores = self.a(x) * 5
+        logs = scores.log_softmax(1)
+        columns = logs.t().exp()
+        if self.again == "logarithms":
+            return self.b(logs) + (columns * logs).sum(1, keepdim=True)
+        return self.b(columns) + (columns * scores).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("again", ["logarithms", "probabilities"])
+def test_probabilities_that_are_transposed_are_those_of_their_rows(again):
+    torch.manual_seed(0)
+    model, x = Square(again), torch.randn(64, 32)
+    exact = gradients(model, model, x)
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=0)
+    assert distance(gradients(model, torch.compile(model, backend=BACKEND), x), exact) < 0.05

@@ -17,6 +17,7 @@ from actnn.saving.module_classes import Swapped
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _LEAST = 1e-6  # of the variance of a channel that is constant, in terms of eps
+_TINY = 1e-30  # added to a variance: of 0, there is no 1 / deviation
 
 
 class _Call(NamedTuple):
@@ -83,7 +84,7 @@ class _BatchNorm(Function):
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return variance and mean of each channel."""
     if x.is_cuda:
-        mean, inverse = torch.batch_norm_stats(x, 0.0)
+        mean, inverse = torch.batch_norm_stats(x, _TINY)
         return inverse.pow_(-2), mean
     dims = [dim for dim in range(x.dim()) if dim != 1]
     variance, mean = torch.var_mean(x.float() if x.dtype in _HALF else x, dims, correction=0)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
 from torch.nn.utils.parametrize import ParametrizationList
 
 from actnn.codec import UNBOUNDED, Bounds, executors, ops
@@ -42,6 +43,7 @@ from actnn.saving.settings import Settings
 from actnn.saving.uncompiled import uncompiled
 
 _aten = torch.ops.aten
+_LARGEST_ALIGNMENT = 16  # elements, of the rows of a mask
 _RELU = _aten.relu.default
 _BOUNDS: dict[Any, Bounds] = {
     _aten.sigmoid.default: bounds_of("SigmoidBackward0", torch.float32),
@@ -98,7 +100,9 @@ class GraphHooks:
         # The order of memory, so that the result has strides in the same order.
         order = order_of(x)
         ordered = x.permute(order)
-        layout = (*_distinct(ordered.shape), [order.index(dim) for dim in range(x.dim())])
+        reads = any(_is_attention(each) for each in readers_of(made_by(node)))
+        sizes = [*ordered.shape, *_padded(ordered)] if reads else ordered.shape
+        layout = (*_distinct(sizes), [order.index(dim) for dim in range(x.dim())])
         flat = ordered.reshape(-1)
         if x.dtype is torch.bool:
             return ("mask", fusible_mask(flat), *layout)
@@ -207,6 +211,8 @@ def _unpack(held: Any) -> Any:
         return torch.empty(0)
     *rest, sizes, where, places = rest
     shape = [sizes[index] for index in where]
+    padded = shape[len(places) :]
+    del shape[len(places) :]
     n = math.prod(shape)
     if kind == "mask":
         return unpack_flat(rest[0])[:n].view(shape).permute(places)
@@ -215,7 +221,21 @@ def _unpack(held: Any) -> Any:
     if positive is not None:
         inside = unpack_flat(positive)[:n]
         flat = torch.where(inside, flat.clamp(min=torch.finfo(dtype).tiny), 0)
-    return flat.view(shape).permute(places)
+    decoded = flat.view(shape)
+    if padded:
+        decoded = functional.pad(decoded, (0, padded[0] - shape[-1])).narrow(-1, 0, shape[-1])
+    return decoded.permute(places)
+
+
+def _padded(ordered: Tensor) -> list[Any]:
+    """Return the elements from one row to the next, if those between rows align them; else [].
+
+    Kernels of attention read a mask whose rows are aligned, in backward, too.
+    """
+    if ordered.dim() < 2 or ordered.stride(-1) != 1:
+        return []
+    step, row = ordered.stride(-2), ordered.shape[-1]
+    return [step] if row < step < row + _LARGEST_ALIGNMENT else []
 
 
 def _distinct(shape: Sequence[Any]) -> tuple[list[Any], list[int]]:

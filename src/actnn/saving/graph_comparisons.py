@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from actnn.codec.memory_order import order_of
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
+from actnn.saving.graph_norms import is_limit
 from actnn.saving.graph_views import ALIASES, inputs_of, made_by, source_of
 
 _aten = torch.ops.aten
@@ -61,7 +62,7 @@ class Comparisons:
         # Backward is told to read bits by a later hook than that of the carrier.
         is_followed = any(node is not carrier for node in saved)
         for node in list(backward.nodes):
-            if not _is_outcome(node) or all(map(_is_outcome, node.users)):
+            if not _is_outcome(node) or all(map(_is_outcome, node.users)) or is_limit(node):
                 continue
             operands = _operands_of(node)
             if any(each.name not in made for each in operands) or not _are_rounded(operands, made):

@@ -318,10 +318,7 @@ class _Limited:
 
 def _add(graph: fx.Graph, after: list[fx.Node], target: Any, *arguments: Any) -> fx.Node:
     """Add a call behind nodes."""
-    last = max(after)
-    if last.op == "placeholder":
-        last = next(node for node in reversed(graph.nodes) if node.op == "placeholder")
-    with graph.inserting_after(last):
+    with graph.inserting_after(_end_of(after)):
         made = graph.call_function(target, arguments)
     given = fx.node.map_arg(arguments, lambda node: node.meta["val"])
     made.meta = {"val": target(*given), _LIMIT: True}
@@ -333,7 +330,15 @@ def _hoist(node: fx.Node, first: fx.Node) -> None:
     if first < node and node.op != "placeholder":
         for each in node.all_input_nodes:
             _hoist(each, first)
-        max(first, *node.all_input_nodes).append(node)
+        _end_of([first, *node.all_input_nodes]).append(node)
+
+
+def _end_of(nodes: list[fx.Node]) -> fx.Node:
+    """Return the node behind which calls may read some nodes: no call is among the inputs."""
+    last = max(nodes)
+    if last.op != "placeholder":
+        return last
+    return next(node for node in reversed(last.graph.nodes) if node.op == "placeholder")
 
 
 def _norms_of(node: fx.Node) -> Iterator[_Norm]:

@@ -95,7 +95,7 @@ NORMS: dict[str, _Norm] = {
         lambda node: (len(node._saved_normalized_shape), 0.0), _last_rows
     ),
     "FusedRmsNormBackward0": _Norm(
-        lambda node: (len(node._saved_normalized_shape), node._saved_eps or 0.0), _last_rows, False
+        lambda node: (len(node._saved_normalized_shape), 0.0), _last_rows, False
     ),
     **dict.fromkeys(
         (f"{kind}BatchNormBackward0" for kind in ("Native", "Cudnn", "Miopen")), _BATCH

@@ -366,3 +366,33 @@ def test_a_loss_on_a_gpu_may_divide_by_the_results_of_a_network(last):
         found = torch.autograd.grad(loss(model(x)), parameters)
         for a, b in zip(found, exact, strict=True):
             assert (a - b).norm() <= 1e-5 * b.norm()
+
+
+class Normalized(nn.Module):
+    """Calls the function for a norm of root mean squares, whose kernel on GPUs is fused."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.last(torch.tanh(nn.functional.rms_norm(self.first(x), (64,)) + 1))
+
+
+@pytest.mark.parametrize("level", ["L1", "L3"])
+def test_a_fused_rms_norm(level):
+    model, x = Normalized().cuda(), torch.randn(32, 64, device="cuda")
+    inside = compressed_copy(model, level=level, bits=8)
+    for a, b in zip(gradients(inside, x)[1:], gradients(model, x)[1:], strict=True):
+        assert (a - b).norm() < 0.05 * b.norm()
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_channels_of_one_number_have_finite_gradients(memory):
+    """Level L3 divides by the variance of what is decoded."""
+    first = nn.Conv2d(3, 8, 1)
+    nn.init.zeros_(first.weight[:4])
+    model = nn.Sequential(first, nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)).cuda()
+    x = torch.randn(4, 3, 16, 16, device="cuda").to(memory_format=memory)
+    inside = compressed_copy(model, level="L3", bits=4)
+    assert all(each.isfinite().all() for each in gradients(inside, x))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -231,3 +232,60 @@ def test_the_result_that_is_made_again_belongs_to_backward():
         y = attend(operands(1.0))
     with pytest.raises(actnn.ActNNError, match="used by its backward alone, got other code"):
         _ = y.grad_fn._saved_output
+
+
+@torch.library.custom_op("quant_gru_tests::attention", mutates_args=())
+def _aligned(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Stand for attention whose mask needs rows at multiples of 8 elements, as on a GPU."""
+    assert mask.stride(-2) % 8 == 0
+    return x * mask
+
+
+@torch.library.custom_op("quant_gru_tests::attention_backward", mutates_args=())
+def _aligned_backward(
+    gradient: torch.Tensor, x: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert mask.stride(-2) % 8 == 0
+    return gradient * mask, gradient * x
+
+
+@_aligned.register_fake
+def _(x, mask):
+    return torch.empty_like(x)
+
+
+@_aligned_backward.register_fake
+def _(gradient, x, mask):
+    return torch.empty_like(gradient), torch.empty_like(gradient)
+
+
+_aligned.register_autograd(
+    lambda ctx, gradient: _aligned_backward(gradient, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Biased(nn.Module):
+    """Attention with a mask that is trained, and padded as PyTorch does for kernels of GPUs."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.mask = nn.Linear(27, 27), nn.Linear(27, 27)
+
+    def forward(self, x):
+        mask = nn.functional.pad(self.mask(x).sin(), (0, 5))[..., :27]
+        return _aligned(self.x(x), mask)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_of_masks_stay_aligned(compiled, dynamic):
+    torch.manual_seed(0)
+    model, x = Biased(), torch.randn(4, 3, 27, 27)
+    exact = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=0)
+    run = torch.compile(model, backend="aot_eager", dynamic=dynamic) if compiled else model
+    found = torch.autograd.grad(run(x).square().sum(), list(model.parameters()))
+    for a, b in zip(exact, found, strict=True):
+        assert 0 < torch.linalg.vector_norm(a - b) < 0.02 * torch.linalg.vector_norm(a)

@@ -137,6 +137,35 @@ def test_statistics_of_maps_are_exact(kind):
     assert distance(gradients(model, compiled, x), exact) < 0.05
 
 
+class Pooled(nn.Module):
+    """Norms of one group, as in PoolFormer, and an absolute value, whose backward compares."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norms = nn.Conv2d(3, 32, 1), nn.ModuleList()
+        self.norms.extend(nn.GroupNorm(1, 32) for _ in range(2))
+        self.wide, self.pool = nn.Conv2d(32, 64, 1), nn.AvgPool2d(3, 1, 1)
+        self.back = nn.Conv2d(64, 32, 1)
+
+    def forward(self, x):
+        y = self.embed(x)
+        for norm in self.norms:
+            z = norm(y)
+            y = y + self.pool(z) - z
+        z = self.wide(y)
+        return self.back(z * z.abs())
+
+
+def test_views_that_norms_read_are_made_behind_all_inputs():
+    torch.manual_seed(0)
+    model, x = Pooled(), torch.randn(4, 3, 8, 8)
+    exact = gradients(model, model, x)
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=0)
+    compiled = torch.compile(model, backend=BACKEND)
+    assert distance(gradients(model, compiled, x), exact) < 0.02
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_maps_with_variance_are_not_changed(dtype):
     torch.manual_seed(0)

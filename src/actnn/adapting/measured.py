@@ -232,6 +232,13 @@ class Measured:
         weights = {name: each.elements for name, each in saved.items()}
         total, even = sum(weights.values()), self._equal(saved)
         equal = self._at(trial, even)
+        if not equal.is_finite:
+            self._trials.warn(
+                f"Compression makes the gradient infinite or NaN at {math.floor(self.average)} bits "
+                "for all tensors, with which level L3 begins. Expected it to be finite: begin again "
+                "from the weights before, with more bits",
+                "begin",
+            )
         scale = 1.0
         for raises in range(RAISES + 1):
             budget = self.average * (1 + RAISE * raises)

@@ -295,6 +295,29 @@ def test_a_gradient_that_codes_make_infinite_is_never_silent():
 
 
 @quiet
+def test_a_gradient_that_is_infinite_before_costs_are_measured_is_never_silent():
+    class Steep(nn.Module):
+        """Has a finite gradient if that of y is known to a tenth of its largest element."""
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(32, 512), nn.Linear(512, 4)
+
+        def forward(self, x):
+            y = self.a(x)
+            exact = 2 * y.detach()
+            y.register_hook(lambda g: g / ((g - exact).abs().max() < 0.1 * exact.abs().max()))
+            return self.b((y * y).detach()) + (y * y).sum()
+
+    net = Steep()
+    adaptive = measured(net)
+    with pytest.warns(actnn.ActNNWarning, match="infinite or NaN at 2 bits for all tensors"):
+        for _ in range(6):
+            net(torch.randn(64, 32)).sum().div(64 * 4).backward()
+    assert adaptive.bits
+
+
+@quiet
 def test_gradients_that_are_zero_or_overflow_at_first_are_measured_later():
     net = model()
     adaptive = measured(net)

@@ -24,8 +24,7 @@ IMAGES = {  # and the side: of smaller images, maps of the last blocks have one 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Compression adds", "ignore:Level L3 uses")
 @pytest.mark.parametrize("name", [*LANGUAGE, *IMAGES])
-def test_gradients_are_never_worse_than_with_equal_bits(name, monkeypatch):
-    monkeypatch.setattr(costs, "BATCHES", costs.WARM + 2)
+def test_gradients_are_never_worse_than_with_equal_bits(name):
     package("timm" if name in IMAGES else "transformers")
     with torch.random.fork_rng(devices=[]):
         found = costs.errors(name, ("equal", "L3"), side=IMAGES.get(name, 64))

@@ -136,22 +136,6 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
-class Encoder(nn.Module):
-    """BERT's blocks: the norm comes after, and a classifier has a large gradient."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
-        layer = nn.TransformerEncoderLayer(64, 4, 128, 0.0, "gelu", batch_first=True)
-        self.blocks = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-        for p in self.parameters():
-            if p.dim() > 1:
-                nn.init.normal_(p, std=0.02)
-
-    def forward(self, ids):
-        return self.head(self.blocks(self.embedding(ids)))
-
-
 def vision(*blocks):
     layers = [nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), *blocks]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
@@ -163,7 +147,6 @@ MODELS = {
     "next": lambda: vision(*(Next(16) for _ in range(4))),
     "rms": lambda: Decoder(HandRMS),
     "own norms": lambda: Decoder(OwnNorm),
-    "norms after": Encoder,
 }
 IMAGES = ("excited", "residual", "next")
 

@@ -1,16 +1,14 @@
-"""The C++ library on other processors, where their compilers and emulators are installed.
+"""The C++ library on Arm, where its compiler and emulator are installed.
 
-On Debian: apt-get install g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user. The kernels for
-Arm are also compared with the reference: `tests/kernels/run_layers.cpp` is linked with the library.
+On Debian: apt-get install g++-aarch64-linux-gnu qemu-user. The kernels are also compared with the
+reference: `tests/kernels/run_layers.cpp` is linked with the library.
 """
 
 from __future__ import annotations
 
-import functools
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,61 +24,54 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.plan import CellPlan
 
 VARIANTS = ("neon-dot", "portable")
-# On a processor with the portable kernels only, what runs frozen GRUs; for Arm, everything.
-PARTS = {"riscv64": ["-DQUANT_GRU_CALIBRATION=OFF"]}
-SWEEP = {"w8a8": 60, "w8a16": 60, "w16a16": 40, "mixed": 40, "few": 40}
-BATCH = 20
+# Damaged files are read on this machine and under sanitizers.
+PROGRAMS = ("golden", "json", "numbers", "model", "c_api", "quantization")
+KINDS = ("w8a8", "w8a16", "w16a16", "mixed", "few")
 SHAPES = [(1, 1, 1, 1), (2, 1, 40, 64), (5, 3, 33, 70), (2, 26, 7, 36), (2, 5, 70, 45)]
 WITHOUT_DOT_PRODUCT = ("-cpu", "cortex-a53")
 
 
-def emulator(processor: str) -> list[str]:
-    return [f"qemu-{processor}", "-L", f"/usr/{processor}-linux-gnu"]
+EMULATOR = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a build of the library for a processor."""
-
-    @functools.cache
-    def build(processor: str) -> Path:
-        for tool in (f"{processor}-linux-gnu-g++", f"qemu-{processor}"):
-            if shutil.which(tool) is None:
-                pytest.skip(f"needs {tool}")
-        folder = tmp_path_factory.mktemp(processor)
-        run_tool(
-            str(CMAKE),
-            "-B",
-            folder,
-            "cpp",
-            "-DQUANT_GRU_OPTIMIZATION=-O1",
-            "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # of the programs
-            *PARTS.get(processor, ()),
-            f"-DCMAKE_PROJECT_INCLUDE={Path(__file__).with_name('precompiled.cmake')}",
-            "-DCMAKE_SYSTEM_NAME=Linux",
-            f"-DCMAKE_SYSTEM_PROCESSOR={processor}",
-            f"-DCMAKE_C_COMPILER={processor}-linux-gnu-gcc",
-            f"-DCMAKE_CXX_COMPILER={processor}-linux-gnu-g++",
-            f"-DCMAKE_CROSSCOMPILING_EMULATOR={';'.join(emulator(processor))}",
-            folder=ROOT,
-        )
-        run_tool(str(CMAKE), "--build", folder, "--target", "test_programs")
-        return folder
-
-    return build
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a build of the library."""
+    for tool in ("aarch64-linux-gnu-g++", EMULATOR[0]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    folder = tmp_path_factory.mktemp("aarch64")
+    run_tool(
+        str(CMAKE),
+        "-B",
+        folder,
+        "cpp",
+        "-DQUANT_GRU_OPTIMIZATION=-O1",
+        "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # of the programs
+        "-DQUANT_GRU_EXAMPLES=OFF",
+        f"-DCMAKE_PROJECT_INCLUDE={Path(__file__).with_name('precompiled.cmake')}",
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc",
+        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+        f"-DCMAKE_CROSSCOMPILING_EMULATOR={';'.join(EMULATOR)}",
+        folder=ROOT,
+    )
+    run_tool(str(CMAKE), "--build", folder, "--target", *(f"{name}_test" for name in PROGRAMS))
+    return folder
 
 
-@pytest.mark.parametrize("processor", ["aarch64", "riscv64"])
-def test_own_tests(built: Callable[[str], Path], processor: str) -> None:
-    run_tool(str(CTEST), "--test-dir", built(processor), "--output-on-failure")
+def test_own_tests(built: Path) -> None:
+    chosen = ("-R", f"^({'|'.join(PROGRAMS)})", "--no-tests=error")
+    run_tool(str(CTEST), "--test-dir", built, "--output-on-failure", *chosen)
 
 
-# --------------------------------------------------------------------------------- kernels for Arm
+# ----------------------------------------------------------------------------------------- kernels
 
 
 def run(program: Path, variant: str, given: bytes, *options: str) -> bytes:
     """What the program of layers writes from what it reads."""
-    command = [*emulator("aarch64"), *options, program, *filter(None, [variant])]
+    command = [*EMULATOR, *options, program, *filter(None, [variant])]
     done = subprocess.run(command, input=given, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"status {done.returncode}: {done.stderr.decode()}")
@@ -88,26 +79,24 @@ def run(program: Path, variant: str, given: bytes, *options: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def program(built: Callable[[str], Path]) -> Path:
+def program(built: Path) -> Path:
     """The kernels as a program for Arm."""
-    folder = built("aarch64")
     options = ("-std=c++17", "-O1", "-DQG_NEON_DOT", "-DQG_TRAINING", f"-I{KERNELS}")
-    sources = (HERE / "run_layers.cpp", folder / "libgru_quant_static.a")
-    run_tool("aarch64-linux-gnu-g++", *options, *sources, "-pthread", "-o", folder / "run_layers")
-    return folder / "run_layers"
+    sources = (HERE / "run_layers.cpp", built / "libgru_quant_static.a")
+    run_tool("aarch64-linux-gnu-g++", *options, *sources, "-pthread", "-o", built / "run_layers")
+    return built / "run_layers"
 
 
-@pytest.mark.parametrize("kind", SWEEP)
+@pytest.mark.parametrize("kind", KINDS)
 def test_random_plans(program: Path, kind: str) -> None:
-    for first in range(0, SWEEP[kind], BATCH):
-        jobs = []
-        for seed in range(first, first + BATCH):
-            case = random_case(20_000 + seed, kind)
-            job = Job(case.plan, case.x, case.h0, case.lengths, case.reverse)
-            jobs.append(as_real(job, seed) if seed % 2 else job)
-        results = [expected(job) for job in jobs]
-        for variant in VARIANTS:
-            check(partial(run, program, variant), jobs, results)
+    jobs = []
+    for seed in range(24):
+        case = random_case(20_000 + seed, kind)
+        job = Job(case.plan, case.x, case.h0, case.lengths, case.reverse)
+        jobs.append(as_real(job, seed) if seed % 2 else job)
+    results = [expected(job) for job in jobs]
+    for variant in VARIANTS:
+        check(partial(run, program, variant), jobs, results)
 
 
 def quantized(config: QuantConfig, C: int, H: int) -> CellPlan:

@@ -107,7 +107,7 @@ def variants(arch):
                 "projection/reals_wgmma",
                 real_macros(block, end, 1 << i % 4, features, i > 1, i > 2),
             )
-            if columns % 2:
+            if columns % 4:
                 continue
             block = Warpgroups(columns // 2, 1, 256, padded, 2)
             end = Epilogue(2, i % 4, i % 2 == 0, i > 1)
@@ -133,8 +133,7 @@ def variants(arch):
         yield f"weights/{name}", PLAIN
     yield "boundary/random_events", {}
     yield "weights/contents", {}
-    for rule in range(5):
-        form = FORMS["zoneout"] if rule % 2 else BYTES
+    for rule, form in ((0, BYTES), (3, FORMS["zoneout"])):
         yield "recurrence/wide_integers", {"QG_WORDS": 1, "QG_RULE": rule, **form.products}
     yield "recurrence/per_step", {"REAL": "double", "QG_WORDS": 0, **FORMS["zoneout"].products}
     for real in ("float", "double"):
@@ -193,12 +192,9 @@ def ruled_variants(arch):
         wide = FORMS["w8a16-float" if rule == 1 and arch != "sm_80" else "w8a16"]
         form = changed(wide, rounding=rule, rounding_input=rule)
         yield "recurrence/persistent", planner.make_shape(96, 1, 1, 1, 4).macros(form, 96, 1)
-        end = Epilogue(1 + rule % 2, 3 if rule % 2 else 1, True)
-        block = two_planes() if rule % 2 else small()
-        yield (
-            "projection/reals_tiled",
-            {**real_macros(block, end, 4, 129, rule == 2, True), **rules},
-        )
+        if rule == 1:
+            macros = real_macros(two_planes(), Epilogue(2, 3, True), 4, 129, False, True)
+            yield "projection/reals_tiled", {**macros, **rules}
         for name in ("clamp_mask", "requantize_training", "quantize_input"):
             yield f"boundary/{name}", {**PLAIN, **rules}
 
@@ -220,7 +216,7 @@ def backward_variants(arch):
         }
         in_bytes = max(form.weight_bytes, form.state_bytes) == 1
         yield "backward/local_derivatives", {**macros, "BYTES": int(in_bytes)}
-        if in_bytes:
+        if in_bytes and index % 2 == 0:
             every = index == 0 and arch == "sm_90a"
             for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if every else 1]:
                 shape = DerivativesShape(unit_warps, groups, (64, 128), form.table_bytes)
@@ -245,7 +241,7 @@ def backward_variants(arch):
 def jobs_of(arch):
     """The variants that are compiled for an architecture: each for one of those that have it.
 
-    The first of each kernel is compiled for all. Only ptx_*.cuh ask for the architecture.
+    Only ptx_*.cuh ask for the architecture, and most kernels include them.
     """
     having = []
     for each in ARCHITECTURES:
@@ -256,15 +252,12 @@ def jobs_of(arch):
                     break
             else:
                 having.append((job, [each]))
-    turns, seen, jobs = Counter(), set(), []
+    turns, jobs = Counter(), []
     for job, architectures in having:
         # of those that the same architectures have, each gets as many
         turn = turns[tuple(architectures)]
         turns[tuple(architectures)] += 1
-        chosen = architectures[turn % len(architectures)]
-        first = arch in architectures and (job[0], arch) not in seen
-        seen |= {(job[0], each) for each in architectures}
-        if chosen == arch or first:
+        if architectures[turn % len(architectures)] == arch:
             jobs.append(job)
     return jobs
 

@@ -83,8 +83,15 @@ def test_random_plans(host, monkeypatch, kind, first, count, shape):
         assert same(got, expected), f"seed {seed}"
 
 
-@pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "wide"])
-@pytest.mark.parametrize("rule", [rule for rule in ROUNDINGS if rule != "half_even"])
+# Each rule in two kernels, each kernel with two rules or more.
+RULES = [rule for rule in ROUNDINGS if rule != "half_even"]
+KINDS = ("w8a8", "w8a16", "w16a16", "wide")
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [(rule, KINDS[(i + j) % 4]) for i, rule in enumerate(RULES) for j in (0, 1)],
+)
 def test_rules_of_rounding(host, rule, kind):
     for seed in range(2):
         case = random_case(seed, kind, rule)

@@ -80,18 +80,14 @@ CASES = [
     (QuantConfig.int8(), "8 1", (11, 11, 20, 150, 2), 1e-5),
     (UNSIGNED, "8 2", (70, 1, 7, 330, 1), 1),
     (UNSIGNED, "12 1", (5, 13, 72, 66, 4), 1),
-    (UNSIGNED, "10 1", (4, 9, 80, 33, 8), 1),
     (QuantConfig.int8(), "14 4", (9, 11, 140, 290, 2), 1),
     (NARROW, "8 1", (7, 5, 300, 35, 1), 1),
-    (QuantConfig.int8(), "14 1", (9, 13, 140, 250, 2), 1),
     (QuantConfig.int8(), "13 1", (9, 15, 140, 250, 2), 1),
-    (UNSIGNED, "8 2", (3, 7, 40, 220, 4), 1),
     (QuantConfig.w8a16(), "7 2", (11, 13, 72, 250, 2), 1),
     (QuantConfig.w8a16(), "5 1", (5, 15, 140, 60, 8), 1),
     (QuantConfig.w8a16(), "4 1", (7, 9, 20, 140, 4), 1e-5),
     (WIDE, "8 2", (5, 15, 140, 250, 8), 1),
     (WIDE, "10 1", (9, 11, 72, 66, 2), 1e-5),
-    (WIDE, "8 1", (70, 1, 30, 66, 1), 1),
     (UNSIGNED, "12 1", (9, 13, 257, 70, 2), 1),
     (QuantConfig.w8a16(), "4 1", (7, 9, 300, 70, 4), 1),
     (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
@@ -102,17 +98,17 @@ NAMES = [
     *("int8", "int8 doubles", "unsigned single", "unsigned"),
     *("wide doubles", "wide eights", "one feature"),
     *("int8 odd", "narrow", "w8a16", "w8a16 odd"),
-    *("groups", "groups doubles", "groups single", "groups unsigned", "groups eights"),
-    *("groups in parts", "groups narrow", "groups twice", "groups odd", "groups in halves"),
+    *("groups", "groups doubles", "groups single", "groups unsigned"),
+    *("groups in parts", "groups narrow", "groups odd"),
     *("groups w8a16", "groups w8a16 eights", "groups w8a16 doubles"),
-    *("groups wide eights", "groups wide pairs", "groups wide single"),
+    *("groups wide eights", "groups wide pairs"),
     *("groups many", "groups w8a16 many"),
     *("few", "few unsigned", "few w8a16"),
 ]
 # Other strides and addresses, for each way to read rows.
 OTHER_LAYOUTS = {
-    "batch_first": ["int8", "wide doubles", "w8a16 odd", "groups", "groups w8a16", "few"],
-    "unaligned": ["unsigned", "w8a16", "groups doubles", "groups wide pairs", "groups many"],
+    "batch_first": ["int8", "w8a16 odd", "groups", "groups w8a16", "few"],
+    "unaligned": ["unsigned", "groups doubles", "groups wide pairs"],
 }
 
 
@@ -186,7 +182,7 @@ OF_CODES = ("even", "free odd", "13 bits", "8 bits", "7 bits", "large", "long", 
     ("kernel", "name"),
     [
         *(("reals", name) for name in TWO_PLANES_CASES if not name.startswith("long")),
-        *((kernel, name) for kernel in ("bytes", "passing") for name in OF_CODES),
+        *((("bytes", "passing")[i % 2], name) for i, name in enumerate(OF_CODES)),
     ],
 )
 def test_ends_of_two_planes(host, kernel, name):
@@ -291,12 +287,12 @@ def test_any_ends_of_one_plane(host):
 def test_any_ends_of_one_plane_by_other_rules(host, rule):
     config, held = POT8.replace_globals(rounding=rule, rounding_input="half_even"), []
     draw = random.Random(1)
-    for _ in range(12):
+    for _ in range(6):
         k = draw.randrange(-3, 24)
         most = 1 << draw.randrange(max(k, 0), 24)
         zero = draw.choice([-128, 127, draw.randrange(-128, 128), draw.randrange(-2, 3)])
         held.append(ends_of_one_plane(host, 8, config, zero, 1 << 14, k + 14, most)[0][1])
-    assert 1 < sum(held) < 12, held
+    assert 0 < sum(held) < 6, held
 
 
 def ends_of_one_plane(host, columns, config, zero, M, k, most):

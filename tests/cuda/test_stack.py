@@ -99,8 +99,8 @@ FEWEST, FEW, MANY = (2, 3), (7, 3), (9, 8)
 @pytest.mark.parametrize(
     ("config", "rows"),
     [
-        *((QuantConfig.int8(), rows) for rows in (FEWEST, FEW, MANY)),
-        *((QuantConfig.w8a16(), rows) for rows in (FEWEST, MANY)),
+        (QuantConfig.int8(), FEWEST),
+        (QuantConfig.w8a16(), MANY),
         (QuantConfig.int16(), FEW),
         (unsigned(QuantConfig.int8()), MANY),
     ],
@@ -112,10 +112,8 @@ def test_whole_calls(host, config, rows):
 @pytest.mark.parametrize(
     ("config", "shape"),
     [
-        (QuantConfig.int8(), "1,1,1,1"),
-        (QuantConfig.int8(), "1,1,1,8"),
         (unsigned(QuantConfig.int8()), "1,1,1,2"),
-        (QuantConfig.w8a16(), "1,1,1,4"),
+        (QuantConfig.w8a16(), "1,1,1,8"),
     ],
 )
 def test_whole_calls_by_groups_of_warps(host, monkeypatch, config, shape):
@@ -193,7 +191,6 @@ def check_calls(gru, host, rows):
 @pytest.mark.parametrize(
     ("config", "shape", "H"),
     [
-        ("int8", "1,1,1,1", 21),
         ("int8", "2,2,1,16", 37),
         ("w8a16", "2,1,1,2", 48),
     ],
@@ -215,7 +212,7 @@ def test_ends_of_every_layout(host, monkeypatch, config, shape, H):
     checked(gru, host, x, hx, lengths)
 
 
-@pytest.mark.parametrize(("config", "H"), [("int8", 20), ("int8", 21), ("w8a16", 32)])
+@pytest.mark.parametrize(("config", "H"), [("int8", 21), ("w8a16", 32)])
 def test_what_is_kept_for_a_backward(host, config, H):
     """Codes of all layers, and which of their rows are NaN; results stay the same."""
     gru = quantized(getattr(QuantConfig, config)(), H, num_layers=2, bidirectional=True)
@@ -279,7 +276,7 @@ def test_a_chip_without_clusters(host, rows):
     check_calls(quantized(num_layers=2, bidirectional=True), Frugal(host.folder, {1: 84}), rows)
 
 
-@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
+@pytest.mark.parametrize("config", ["int8", "w8a16"])
 def test_calibrating_again_compiles_nothing(host, config):
     """Kernels know the structure of a plan; its numbers are data."""
     gru = quantized(getattr(QuantConfig, config)(), num_layers=2, bidirectional=True)
@@ -303,7 +300,7 @@ def forms_of(cells):
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
 def test_directions_are_one_launch_whatever_their_scales(config):
     ranges = set()
-    for seed in range(8):
+    for seed in range(3):
         gru = of_random_ranges(C, H, getattr(QuantConfig, config)(), seed)
         cells = gru._plan().cells[0]
         one, other = forms_of(cells)
@@ -325,12 +322,11 @@ def recurrences(host):
 
 @pytest.mark.parametrize(
     # seeds whose directions differ; few of others do
-    ("activation", "seeds"),
-    [("pwl", (0, 1)), ("quadratic", (0, 4))],
+    ("activation", "seeds", "config"),
+    [("pwl", (0,), "int16"), ("quadratic", (4,), "w8a16")],
     ids=["pwl", "quadratic"],
 )
-@pytest.mark.parametrize("config", ["w8a16", "int16"])
-def test_directions_are_one_launch_however_their_tables_are_read(host, config, activation, seeds):
+def test_directions_are_one_launch_however_their_tables_are_read(host, activation, seeds, config):
     config = getattr(QuantConfig, config)().replace_globals(activation=activation)
     for seed in seeds:
         gru = of_random_ranges(C, H, config, seed)

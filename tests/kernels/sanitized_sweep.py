@@ -47,7 +47,7 @@ def load(folder: Path) -> None:
 def main() -> None:
     """Sweep all kinds of plans over all instruction sets that run here."""
     load(Path(sys.argv[1]))
-    plans = int(sys.argv[2]) if len(sys.argv) > 2 else 16
+    plans = int(sys.argv[2]) if len(sys.argv) > 2 else 8
 
     import pytest
     import torch

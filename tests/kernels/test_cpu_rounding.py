@@ -80,8 +80,7 @@ def products_of_all_codes(config, exponent):
     return gru._plan().cells[0][0]
 
 
-@pytest.mark.parametrize("scale_kind", ["pot", "free"])
-@pytest.mark.parametrize("exponent", [-4, -1, 0])
+@pytest.mark.parametrize(("exponent", "scale_kind"), [(-4, "pot"), (-1, "free"), (0, "pot")])
 @pytest.mark.parametrize("rule", ROUNDINGS)
 def test_all_codes_times_all_weights(rule, exponent, scale_kind):
     config = QuantConfig.int8().replace_globals(scale_kind=scale_kind, rounding=rule)
@@ -164,17 +163,19 @@ def real_values(gru, ties=True):
     return torch.tensor(values).view(6, 4, 6)
 
 
+BOTH_RULES = [
+    *((rule, {}) for rule in ROUNDINGS),
+    *(("half_even", {"rounding_input": rule}) for rule in ROUNDINGS[1:-1]),
+    ("half_up", {"rounding_input": "half_even"}),
+    ("double", {"rounding_input": "floor"}),
+]
+WIDTHS = [(8, "pot"), (16, "free"), (8, "free"), (16, "pot")]
+
+
+# Each pair of rules with codes of 8 and of 16 bits, and with both kinds of scales.
 @pytest.mark.parametrize(
-    ("rule", "fields"),
-    [
-        *((rule, {}) for rule in ROUNDINGS),
-        *(("half_even", {"rounding_input": rule}) for rule in ROUNDINGS[1:-1]),
-        ("half_up", {"rounding_input": "half_even"}),
-        ("double", {"rounding_input": "floor"}),
-    ],
-)
-@pytest.mark.parametrize(
-    ("bits", "scale_kind"), [(8, "pot"), (8, "free"), (16, "pot"), (16, "free")]
+    ("rule", "fields", "bits", "scale_kind"),
+    [(*rules, *WIDTHS[(2 * i + j) % 4]) for i, rules in enumerate(BOTH_RULES) for j in (0, 1)],
 )
 def test_whole_modules(rule, fields, bits, scale_kind, monkeypatch):
     """Real values in and out, training and its gradients, against the reference executor."""

@@ -62,7 +62,7 @@ def forms(kinds):
     return {("block", form): kinds for form in [*shares, (1.0, 4)]}
 
 
-@pytest.mark.parametrize(("inner", "kinds"), [((256,) * 4, 1), ((256, 128, 256, 128), 2)])
+@pytest.mark.parametrize(("inner", "kinds"), [((256,) * 2, 1), ((256, 128, 256), 2)])
 def test_blocks_of_one_kind_are_compiled_once_for_each_form(compiled, inner, kinds):
     planner(inner)
     assert compiled == forms(kinds)
@@ -81,15 +81,15 @@ def test_plans_that_mix_forms_compile_nothing_again(compiled):
 
 
 def test_with_room_for_all_the_model_is_compiled_as_one_and_nothing_else(compiled):
-    made = planner((256,) * 3)
+    made = planner((256,) * 2)
     compiled.clear()
     made.plan("1 GiB", noise_price=0.0)
     assert compiled == {("model", (1.0, None)): 1}
 
 
 def test_a_model_that_recomputes_less_and_fits_beats_the_others(compiled, monkeypatch):
-    made = planner((256,) * 3)
-    room = round(made.costs.peak((blocks.BlockChoice("keep"),) * 5) * 0.9)
+    made = planner((256,) * 2)
+    room = round(made.costs.peak((blocks.BlockChoice("keep"),) * 4) * 0.9)
     # On a CPU peaks are those of uncompiled code.
     peak = made._measurement.peak
     monkeypatch.setattr(
@@ -108,7 +108,7 @@ def test_a_model_that_recomputes_less_and_fits_beats_the_others(compiled, monkey
 
 def test_what_takes_too_long_to_compile_is_left_out_and_named(compiled, monkeypatch):
     monkeypatch.setattr(Measuring, "has_time_for", lambda self, seconds: seconds == 0)
-    made = planner((256,) * 3)
+    made = planner((256,) * 2)
     assert compiled == {("block", (1.0, None)): 1}
     plan = made.plan("1 GiB", noise_price=0.0)
     assert compiled == {("block", (1.0, None)): 1}
@@ -121,7 +121,7 @@ def test_without_time_nothing_is_compiled_as_one(compiled, monkeypatch):
     """Nor measured by blocks, so that nothing says what the model would need."""
     monkeypatch.setattr(Measuring, "is_over", property(lambda self: True))
     monkeypatch.setattr(Measuring, "has_time_for", lambda self, seconds: False)
-    plan = planner((256,) * 3).plan("1 GiB", noise_price=0.0)
+    plan = planner((256,) * 2).plan("1 GiB", noise_price=0.0)
     assert compiled == {("block", (1.0, None)): 1}
     for name in ("compiled as one", "compiled as one for 50%", "4 bits fused compiled as one"):
         assert f"max_seconds are over: not measured: '{name}'" in str(plan)
@@ -129,8 +129,8 @@ def test_without_time_nothing_is_compiled_as_one(compiled, monkeypatch):
 
 def test_models_compiled_as_one_come_first_if_time_is_short(compiled, monkeypatch):
     """Compiling them takes the most of it. What was compiled is timed; what was not is named."""
-    made = planner((256,) * 3)
-    room = round(made.costs.peak((blocks.BlockChoice("keep"),) * 5) * 0.9)
+    made = planner((256,) * 2)
+    room = round(made.costs.peak((blocks.BlockChoice("keep"),) * 4) * 0.9)
     over = []
     for name in ("is_over", "is_late"):
         monkeypatch.setattr(Measuring, name, property(lambda self: bool(over)))
@@ -162,7 +162,7 @@ def test_models_compiled_as_one_come_first_if_time_is_short(compiled, monkeypatc
 @pytest.mark.parametrize("are_codes_measured", [True, False])
 def test_what_may_fit_as_one(compiled, monkeypatch, are_codes_measured):
     """What its blocks need, less what one graph saves; codes are also of what blocks pass on."""
-    made = planner((256,) * 3)
+    made = planner((256,) * 2)
     names = ["compiled as one", "compiled as one for 50%", "4 bits fused compiled as one"]
     assert list(map(str, made._whole)) == [*names, "compiled as one for 20%"]
     peaks = {"keep": 100, "recompute": 30, "4 bits": 49, "4 bits fused": 54}

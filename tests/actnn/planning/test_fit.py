@@ -31,12 +31,12 @@ class Block(nn.Module):
         return x + self.down(self.act(self.up(self.norm(x))))
 
 
-def model(blocks=4):
+def model(blocks=3):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(32, 64), *[Block(64) for _ in range(blocks)], nn.Linear(64, 8))
 
 
-EXAMPLE_ROWS = 1024
+EXAMPLE_ROWS = 512
 
 
 def example():

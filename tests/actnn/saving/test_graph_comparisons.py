@@ -29,8 +29,8 @@ class Net(nn.Module):
         self.function = function
         layer = (lambda: nn.Conv2d(16, 16, 3, bias=False)) if images else lambda: nn.Linear(16, 16)
         norm = nn.BatchNorm2d if images else nn.LayerNorm
-        self.layers = nn.ModuleList(layer() for _ in range(3))
-        self.norms = nn.ModuleList(norm(16) for _ in range(3))
+        self.layers = nn.ModuleList(layer() for _ in range(2))
+        self.norms = nn.ModuleList(norm(16) for _ in range(2))
         self.dims = (2, 3) if images else (1,)
 
     def forward(self, x):
@@ -58,8 +58,8 @@ def error(model, x, **options):
     return found
 
 
-@pytest.mark.parametrize("images", [False, True])
-@pytest.mark.parametrize("name", COMPARING)
+# Batch norms and layer norms by turns.
+@pytest.mark.parametrize(("name", "images"), [(n, i % 2 == 0) for i, n in enumerate(COMPARING)])
 def test_no_element_has_the_derivative_of_another_side(name, images):
     torch.manual_seed(0)
     x = torch.randn(8, 16, 12, 12).to(memory_format=torch.channels_last)

@@ -1,4 +1,6 @@
 // What a step does with a tensor that may be compressed.
+#include <algorithm>
+
 #include "actnn/saving/native/step.hpp"
 
 namespace nb = nanobind;
@@ -11,29 +13,33 @@ constexpr int64_t kAlignment = 16, kMostAligned = int64_t{1} << 35;
 
 }  // namespace
 
-Decisions::Form Decisions::form_of(const nb::handle &tensor) {
-    const Torch &t = torch();
-    const auto read = [&] { return Form{t.shape.of(tensor.ptr()), t.dtype.of(tensor.ptr())}; };
-    Description d;
-    if (!t.is_plain(tensor.ptr()) || !t.tensors.describe(tensor.ptr(), d) || !d.kind) return read();
-    form_.assign(1, d.kind);
-    form_.insert(form_.end(), d.shape, d.shape + d.dimensions);
-    Form &found = forms_[form_];
-    if (!found.shape.is_valid()) found = read();
-    return found;
+Decisions::Form Decisions::form_of(const Look &look, size_t n) {
+    const Description &d = look.d;
+    PyObject *const tensor = look.tensor.ptr();
+    const auto read = [&] { return Form{torch().shape.of(tensor), torch().dtype.of(tensor)}; };
+    if (!look.is_described || !d.kind) return read();
+    if (n < recent_.size()) {
+        const std::vector<int64_t> &key = recent_[n]->first;
+        if (key[0] == d.kind &&
+            std::equal(key.begin() + 1, key.end(), d.shape, d.shape + d.dimensions))
+            return recent_[n]->second;
+    }
+    std::vector<int64_t> key{d.kind};
+    key.insert(key.end(), d.shape, d.shape + d.dimensions);
+    const auto found = forms_.try_emplace(std::move(key)).first;
+    if (!found->second.shape.is_valid()) found->second = read();
+    if (n >= recent_.size()) recent_.resize(n + 1, &*found);
+    recent_[n] = &*found;
+    return found->second;
 }
 
-Decision Step::decide(const nb::handle &whole, const Description &d, const Op *made_by,
-                      const nb::handle &part, const Description &part_d, const Op *part_by,
-                      const Where &where, const nb::object &exact, const nb::object &op,
-                      const Decision *&cached) {
-    const Torch &t = torch();
-    const bool heads =
-        part_d.dimensions == 4 && !t.base.of(part.ptr()).is_none() && !part_d.is_contiguous();
+Decision Step::decide(const Look &whole, const Look &part, const Where &where,
+                      const nb::object &exact, const nb::object &op, const Decision *&cached) {
+    const bool heads = part.d.dimensions == 4 && !part.base().is_none() && !part.d.is_contiguous();
     const nb::object kind = nb::borrow(reinterpret_cast<PyObject *>(Py_TYPE(where.module.ptr())));
     PyObject *const path = decides_by_path_ ? where.path.ptr() : nullptr;
-    const Decisions::Key key{made_by, part_by, path,           kind.ptr(),
-                             d.kind,  heads,   where.boundary, !exact.is_none()};
+    const Decisions::Key key{whole.op,     part.op, path,           kind.ptr(),
+                             whole.d.kind, heads,   where.boundary, !exact.is_none()};
     const bool caches = caches_ && op.is_none();
     if (caches) {
         const auto found = decisions_.decisions.find(key);
@@ -42,8 +48,8 @@ Decision Step::decide(const nb::handle &whole, const Description &d, const Op *m
             return found->second;
         }
     }
-    const nb::object answer =
-        self().attr("_decide")(whole, part, where.path, op, where.boundary, exact, where.module);
+    const nb::object answer = self().attr("_decide")(whole.tensor, part.tensor, where.path, op,
+                                                     where.boundary, exact, where.module);
     const Decision decision{static_cast<Decision::Action>(nb::cast<int>(answer[0])),
                             answer[1],
                             answer[2],
@@ -58,12 +64,12 @@ Decision Step::decide(const nb::handle &whole, const Description &d, const Op *m
     return decision;
 }
 
-nb::object Step::encode(const nb::handle &tensor, const Description &d, bool dense,
-                        const Decision &decision, const Decision *cached,
-                        const nb::object &intervals) {
+nb::object Step::encode(const Look &look, bool dense, const Decision &decision,
+                        const Decision *cached, const nb::object &intervals) {
     const Torch &t = torch();
-    const nb::object source =
-        dense ? nb::borrow(tensor) : t.detach.call(tensor.ptr()).attr("contiguous")();
+    const Description &d = look.d;
+    const nb::object &tensor = look.tensor;
+    const nb::object source = dense ? tensor : t.detach.call(tensor.ptr()).attr("contiguous")();
     Coder fresh;
     Coder *coder = &fresh;
     if (cached && dense) {

@@ -1,5 +1,9 @@
 #include "actnn/saving/native/held.hpp"
 
+#include <structmember.h>
+
+#include <cstddef>
+#include <new>
 #include <unordered_map>
 
 namespace nb = nanobind;
@@ -36,6 +40,23 @@ nb::object item(const nb::handle &layout, int i) {
     return nb::borrow(PyTuple_GetItem(layout.ptr(), i));
 }
 
+struct KeptHead {
+    PyObject_HEAD;
+    PyObject *references;  // weak ones
+};
+struct KeptObject : KeptHead {
+    Kept kept;
+};
+
+void free_kept(PyObject *self) {
+    PyTypeObject *const type = Py_TYPE(self);
+    auto *const object = reinterpret_cast<KeptObject *>(self);
+    if (object->references) PyObject_ClearWeakRefs(self);
+    object->kept.~Kept();
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
 }  // namespace
 
 HeldRules &held_rules() {
@@ -65,13 +86,35 @@ bool Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
     return found;
 }
 
+const nb::object &Kept::type() {
+    static PyMemberDef members[] = {
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(KeptHead, references), READONLY, nullptr}, {}};
+    static PyType_Slot slots[] = {
+        {Py_tp_dealloc, reinterpret_cast<void *>(free_kept)}, {Py_tp_members, members}, {}};
+    static PyType_Spec spec = {"actnn.saving._native.Kept", sizeof(KeptObject), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    static const nb::object *const found = new nb::object(checked(PyType_FromSpec(&spec)));
+    return *found;
+}
+
 // Like autograd, holds a leaf itself. Others are detached: an output that held itself through its
 // own autograd node would never be freed.
-Kept::Kept(const nb::handle &tensor, int64_t held, std::shared_ptr<Counter> counter)
-    : tensor_(holds_true(torch().is_leaf.of(tensor.ptr())) ? nb::borrow(tensor)
-                                                           : torch().detach.call(tensor.ptr())),
-      version_(torch().tensors.version(tensor.ptr())),
-      share_(std::move(counter), held) {}
+nb::object Kept::make(const nb::handle &tensor, bool is_leaf, int64_t version, int64_t held,
+                      std::shared_ptr<Counter> counter) {
+    nb::object own = is_leaf ? nb::borrow(tensor) : torch().detach.call(tensor.ptr());
+    auto *const type = reinterpret_cast<PyTypeObject *>(Kept::type().ptr());
+    KeptObject *const object = PyObject_New(KeptObject, type);
+    if (!object) throw nb::python_error();
+    object->references = nullptr;
+    new (&object->kept) Kept(std::move(own), version, held, std::move(counter));
+    return nb::steal(reinterpret_cast<PyObject *>(object));
+}
+
+template <>
+Kept *as<Kept>(const nb::handle &o) {
+    if (o.type().ptr() != Kept::type().ptr()) return nullptr;
+    return &reinterpret_cast<KeptObject *>(o.ptr())->kept;
+}
 
 nb::object Kept::unpack(const nb::handle &view) const {
     if (torch().tensors.version(tensor_.ptr()) != version_)

@@ -22,6 +22,28 @@
 
 namespace actnn {
 
+// A tensor that is saved, and what is read of it once.
+class Look {
+ public:
+    explicit Look(const nanobind::handle &tensor);
+    bool requires_grad() const;
+    int64_t nbytes() const { return d.elements() * d.bytes; }
+    const nanobind::object &storage() const;
+    // The tensor of which it is a view, or None.
+    const nanobind::object &base() const;
+    // The same, or the tensor itself.
+    const nanobind::object &around() const { return base().is_none() ? tensor : base(); }
+
+    const nanobind::object tensor;
+    Description d;
+    const bool is_described;  // of no subclass, strided, on a CPU or GPU
+    const int64_t version;
+    const Op *const op;  // that made it; null for a leaf
+
+ private:
+    mutable nanobind::object storage_, base_;
+};
+
 // What is done with a tensor: the answer of Python's rules.
 struct Decision {
     enum Action { keep, encode, other, adapt };
@@ -53,12 +75,14 @@ class Decisions {
     struct Form {
         nanobind::object shape, dtype;
     };
-    // Returns shape and dtype of a tensor. Tensors of one form share these objects.
-    Form form_of(const nanobind::handle &tensor);
+    // Returns shape and dtype of a tensor. Tensors of one form share these objects. n: of the
+    // record; that of the step before mostly has the same form.
+    Form form_of(const Look &look, size_t n);
 
  private:
-    std::vector<int64_t> form_;  // dtype and shape, as in the keys
-    std::map<std::vector<int64_t>, Form> forms_;
+    using Forms = std::map<std::vector<int64_t>, Form>;  // dtype and shape -> these
+    Forms forms_;
+    std::vector<const Forms::value_type *> recent_;  // by record
 };
 
 // What the first steps find out about kinds of tensors; it stays valid for good.
@@ -148,8 +172,9 @@ class Step {
     };
     // A tensor of a storage that was saved.
     struct Saved {
-        int64_t offset;
-        std::vector<int64_t> layout;  // elements if dense, else shape and strides
+        uintptr_t address;
+        int64_t elements;
+        std::vector<int64_t> layout;  // shape and strides, if not dense
         uint32_t kind;
         int64_t version;
         nanobind::object held;  // a weak reference
@@ -158,12 +183,12 @@ class Step {
         int64_t nbytes;          // bytes that torch would hold for it, if no record has them
 
         bool is(const Saved &other) const {
-            return offset == other.offset && kind == other.kind && version == other.version &&
-                   layout == other.layout;
+            return address == other.address && elements == other.elements && kind == other.kind &&
+                   version == other.version && layout == other.layout;
         }
     };
     struct Storage {
-        WeakStorage reference;
+        WeakStorage reference;          // none while only kept tensors hold the storage
         nanobind::object known, exact;  // why it is alive anyway, or not to be rounded
         bool compared = false;
         std::optional<Claim> claim, normalized;
@@ -178,29 +203,27 @@ class Step {
 
     nanobind::handle self() const { return nanobind::find(*this); }
     Storage &storage_of(const nanobind::handle &tensor);
-    Saved key_of(const nanobind::handle &tensor, const Description &d, bool dense) const;
-    // part_by: the kind of node that made the tensor that is saved.
-    nanobind::object hold(const nanobind::handle &whole, const Description &d, bool dense,
-                          const nanobind::handle &part, const Description &part_d,
-                          const Op *part_by, Storage &storage, const std::optional<Claim> &instead);
-    nanobind::object why_kept(const nanobind::handle &tensor, const Description &d, bool &alive);
-    Decision decide(const nanobind::handle &whole, const Description &d, const Op *made_by,
-                    const nanobind::handle &part, const Description &part_d, const Op *part_by,
-                    const Where &where, const nanobind::object &exact, const nanobind::object &op,
+    // What is known of the storage that has an address now.
+    Storage &fresh(uintptr_t address);
+    Saved key_of(const Look &look, bool dense) const;
+    // whole: what is held of a tensor or around it. dense: whether that has no gaps.
+    nanobind::object hold(const Look &whole, bool dense, const Look &part, Storage &storage,
+                          const std::optional<Claim> &instead);
+    nanobind::object why_kept(const Look &look, bool &alive);
+    Decision decide(const Look &whole, const Look &part, const Where &where,
+                    const nanobind::object &exact, const nanobind::object &op,
                     const Decision *&cached);
-    nanobind::object encode(const nanobind::handle &tensor, const Description &d, bool dense,
-                            const Decision &decision, const Decision *cached,
-                            const nanobind::object &intervals);
-    nanobind::object keep(const nanobind::handle &tensor, nanobind::object reason, int64_t nbytes,
+    nanobind::object encode(const Look &look, bool dense, const Decision &decision,
+                            const Decision *cached, const nanobind::object &intervals);
+    nanobind::object keep(const Look &look, nanobind::object reason, int64_t nbytes,
                           nanobind::object choice = {}, nanobind::object path = {},
                           nanobind::object op = {}, std::shared_ptr<Use> use = {});
     // Whether a storage of so many bytes is held as a whole, as it is.
     bool is_held(uintptr_t address, int64_t nbytes) const;
-    void record(const nanobind::handle &tensor, int64_t nbytes, int64_t held,
-                nanobind::object reason, nanobind::object choice = {}, nanobind::object path = {},
-                nanobind::object op = {});
+    void record(const Look &look, int64_t nbytes, int64_t held, nanobind::object reason,
+                nanobind::object choice = {}, nanobind::object path = {}, nanobind::object op = {});
     void record_instead(const Claim &claim, int64_t held);
-    void remember(const nanobind::handle &tensor, const nanobind::object &packed, size_t record);
+    void remember(const Look &look, const nanobind::object &packed, size_t record);
 
     int64_t min_bytes_;
     bool by_sample_, decides_by_path_;

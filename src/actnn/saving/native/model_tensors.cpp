@@ -8,8 +8,9 @@ namespace actnn {
 namespace {
 
 struct Words {
-    nb::object children = nb::str("_modules"), buffers = nb::str("_buffers"),
-               parameters = nb::str("_parameters");
+    nb::object children = checked(PyUnicode_InternFromString("_modules")),
+               buffers = checked(PyUnicode_InternFromString("_buffers")),
+               parameters = checked(PyUnicode_InternFromString("_parameters"));
 };
 const Words &words() {
     static const Words *const found = new Words;

@@ -96,11 +96,20 @@ bool has_numbers_of(const nb::object &held, const Look &look) {
 Look::Look(const nb::handle &tensor)
     : tensor(nb::borrow(tensor)),
       is_described(torch().is_plain(tensor.ptr()) && torch().tensors.describe(tensor.ptr(), d)),
-      version(torch().tensors.version(tensor.ptr())),
-      op(op_of(tensor)) {}
+      version(torch().tensors.version(tensor.ptr())) {}
+
+const Op *Look::op() const {
+    if (!op_) op_ = op_of(tensor);
+    return *op_;
+}
+
+nb::object Look::kept(int64_t held, const std::shared_ptr<Counter> &counter) const {
+    const bool is_leaf = op_ ? !*op_ : holds_true(torch().is_leaf.of(tensor.ptr()));
+    return Kept::make(tensor, is_leaf, version, held, counter);
+}
 
 bool Look::requires_grad() const {
-    return op || holds_true(torch().requires_grad.of(tensor.ptr()));
+    return op() || holds_true(torch().requires_grad.of(tensor.ptr()));
 }
 
 const nb::object &Look::storage() const {
@@ -175,8 +184,7 @@ void Step::note(nb::object reason, nb::object instead_of, nb::object choice) {
 }
 
 nb::object Step::keep_operand(const nb::handle &tensor, int64_t nbytes) {
-    const Look look(tensor);
-    return Kept::make(tensor, !look.op, look.version, nbytes, counter_);
+    return Look(tensor).kept(nbytes, counter_);
 }
 
 nb::list Step::operands() const {
@@ -265,7 +273,7 @@ nb::object Step::pack(const nb::handle &tensor) {
     if (storage.claim) {
         const Claim claim = *std::move(storage.claim);
         storage.claim.reset();
-        const nb::object kept = Kept::make(tensor, !look.op, look.version, look.nbytes(), counter_);
+        const nb::object kept = look.kept(look.nbytes(), counter_);
         record_instead(claim, look.nbytes());
         return kept;
     }
@@ -276,7 +284,7 @@ nb::object Step::pack(const nb::handle &tensor) {
     const size_t index = records_.size();
     std::optional<Claim> instead;
     std::swap(instead, storage.normalized);
-    const Op *const op = look.op;
+    const Op *const op = look.op();
     if (!seen && op && op->looks_back) {
         nb::object again = self().attr("_look_back")(tensor, is_new);
         if (!again.is_none()) {
@@ -319,7 +327,7 @@ nb::object Step::pack(const nb::handle &tensor) {
 nb::object Step::why_kept(const Look &look, bool &alive) {
     const nb::object &tensor = look.tensor, &base = look.around();
     const bool is_view = !base.is(tensor);
-    const Op *const op = is_view ? op_of(base) : look.op;
+    const Op *const op = is_view ? op_of(base) : look.op();
     alive =
         !op && (is_view ? holds_true(torch().requires_grad.of(base.ptr())) : look.requires_grad());
     if (alive) {
@@ -355,7 +363,7 @@ nb::object Step::hold(const Look &whole, bool dense, const Look &part, Storage &
     const Decision *cached = nullptr;
     std::shared_ptr<Use> use;
     if (!instead && (learns_ || uses_.any())) {
-        use = uses_.of({nb::cast<std::string>(where.path), whole.op, part.op, whole.d.kind},
+        use = uses_.of({nb::cast<std::string>(where.path), whole.op(), part.op(), whole.d.kind},
                        where.path);
         if (use->divides && exact.is_none()) exact = words().divided;
         if (use->compared && exact.is_none()) exact = words().compared;
@@ -363,7 +371,7 @@ nb::object Step::hold(const Look &whole, bool dense, const Look &part, Storage &
     Decision decision = decide(whole, part, where, exact, other_op, cached);
     const nb::object op = instead          ? instead->op
                           : where.boundary ? nb::object(nb::str("checkpoint"))
-                          : whole.op       ? whole.op->name
+                          : whole.op()     ? whole.op()->name
                                            : words().empty;
     if (decision.action == Decision::keep)
         return keep(whole, decision.reason, nbytes, decision.choice, where.path, op, use);
@@ -414,9 +422,7 @@ nb::object Step::keep(const Look &look, nb::object reason, int64_t nbytes, nb::o
     }
     record(look, nbytes, nbytes, std::move(reason), std::move(choice), std::move(path),
            std::move(op));
-    nb::object operand = copy.is_valid()
-                             ? keep_operand(copy, nbytes)
-                             : Kept::make(look.tensor, !look.op, look.version, nbytes, counter_);
+    nb::object operand = copy.is_valid() ? keep_operand(copy, nbytes) : look.kept(nbytes, counter_);
     if (learns_) as<Kept>(operand)->watch(use ? std::move(use) : uses_.other());
     return operand;
 }
@@ -447,9 +453,24 @@ void Step::record(const Look &look, int64_t nbytes, int64_t held, nb::object rea
     if (!path.is_valid()) path = paths_.current().path;
     if (!choice.is_valid()) choice = keep_choice();
     if (!op.is_valid()) op = words().empty;
-    auto [shape, dtype] = decisions_.form_of(look, records_.size());
-    records_.add({std::move(path), std::move(shape), std::move(dtype), std::move(reason),
-                  std::move(choice), std::move(op), nbytes, held});
+    const Description &d = look.d;
+    Decisions::Form fresh, *form = &fresh;
+    if (look.is_described && d.kind) {
+        const auto key = [&] {
+            std::vector<int64_t> found{d.kind};
+            found.insert(found.end(), d.shape, d.shape + d.dimensions);
+            return found;
+        };
+        const auto is = [&](const std::vector<int64_t> &other) {
+            return other[0] == d.kind &&
+                   std::equal(other.begin() + 1, other.end(), d.shape, d.shape + d.dimensions);
+        };
+        form = &decisions_.forms.at(records_.size(), is, key);
+    }
+    if (!form->shape.is_valid())
+        *form = {torch().shape.of(look.tensor.ptr()), torch().dtype.of(look.tensor.ptr())};
+    records_.add({std::move(path), form->shape, form->dtype, std::move(reason), std::move(choice),
+                  std::move(op), nbytes, held});
 }
 
 bool Step::marked_computed = false;

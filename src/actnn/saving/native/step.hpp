@@ -33,31 +33,56 @@ class Look {
     const nanobind::object &base() const;
     // The same, or the tensor itself.
     const nanobind::object &around() const { return base().is_none() ? tensor : base(); }
+    // What made it; null for a leaf.
+    const Op *op() const;
+    // Holds it until backward.
+    nanobind::object kept(int64_t held, const std::shared_ptr<Counter> &counter) const;
 
     const nanobind::object tensor;
     Description d;
     const bool is_described;  // of no subclass, strided, on a CPU or GPU
     const int64_t version;
-    const Op *const op;  // that made it; null for a leaf
 
  private:
     mutable nanobind::object storage_, base_;
+    mutable std::optional<const Op *> op_;
+};
+
+// A table that remembers what the n-th look-up of a step has found: that of the next step mostly
+// finds the same.
+template <class Key, class Value>
+class Recalled {
+ public:
+    // Returns the value of a key; a new one is empty. n: of the record. is: whether a key is this
+    // one. key: makes it.
+    template <class Is, class MakeKey>
+    Value &at(size_t n, const Is &is, const MakeKey &key) {
+        if (recent_.size() <= n) recent_.resize(n + 1);
+        Entry *&last = recent_[n];
+        if (!last || !is(last->first)) last = &*entries_.try_emplace(key()).first;
+        return last->second;
+    }
+
+ private:
+    using Entry = typename std::map<Key, Value>::value_type;
+    std::map<Key, Value> entries_;
+    std::vector<Entry *> recent_;
 };
 
 // What is done with a tensor: the answer of Python's rules.
 struct Decision {
     enum Action { keep, encode, other, adapt };
-    Action action;
+    Action action = keep;
     nanobind::object choice, reason, bounds;
-    int64_t bits;
-    bool positive;  // whether the signs of all elements must be exact
+    int64_t bits = 0;
+    bool positive = false;  // whether the signs of all elements must be exact
 };
 
 // The functions that encode and decode tensors of one size, and the bytes and groups of their
 // codes.
 struct Coder {
     nanobind::object encode, decode, shape, strides, dtype;
-    int64_t held, groups;
+    int64_t held = 0, groups = 0;
 };
 
 // Decisions and coders that stay valid as long as the settings do.
@@ -67,22 +92,16 @@ class Decisions {
     // whether it looks like heads of attention, is an input of a checkpoint, is to be exact
     using Key =
         std::tuple<const Op *, const Op *, PyObject *, PyObject *, uint32_t, bool, bool, bool>;
-    std::map<Key, Decision> decisions;
+    Recalled<Key, Decision> decisions;
     // a decision and its bits, shape and strides, device, whether the memory is aligned
     using CoderKey = std::tuple<const Decision *, int64_t, std::vector<int64_t>, int64_t, bool>;
-    std::map<CoderKey, Coder> coders;
+    Recalled<CoderKey, Coder> coders;
     std::vector<nanobind::object> named;  // what keys have the addresses of
     struct Form {
         nanobind::object shape, dtype;
     };
-    // Returns shape and dtype of a tensor. Tensors of one form share these objects. n: of the
-    // record; that of the step before mostly has the same form.
-    Form form_of(const Look &look, size_t n);
-
- private:
-    using Forms = std::map<std::vector<int64_t>, Form>;  // dtype and shape -> these
-    Forms forms_;
-    std::vector<const Forms::value_type *> recent_;  // by record
+    // Dtype and shape -> these. Tensors of one form share these objects.
+    Recalled<std::vector<int64_t>, Form> forms;
 };
 
 // What the first steps find out about kinds of tensors; it stays valid for good.

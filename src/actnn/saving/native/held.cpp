@@ -22,18 +22,22 @@ bool engine_asks() {
     return nb::steal(reinterpret_cast<PyObject *>(PyFrame_GetCode(frame))).is(*enter);
 }
 
-// Whether the backward that runs is that of a norm.
-bool norm_runs() {
+// The node whose backward runs, if that is one of a norm; else null.
+nb::object running_norm() {
     static auto *const known = new std::unordered_map<PyObject *, bool>;
-    const nb::object node = call(torch().current_node);
-    if (node.is_none()) return false;
+    nb::object node = call(torch().current_node);
+    if (node.is_none()) return {};
     const nb::object type = nb::borrow(reinterpret_cast<PyObject *>(Py_TYPE(node.ptr())));
-    const auto found = known->find(type.ptr());
-    if (found != known->end()) return found->second;
-    const bool is_norm =
-        nb::cast<bool>(held_rules().norms.attr("__contains__")(node.attr("name")()));
-    type.inc_ref();  // known for good
-    return known->emplace(type.ptr(), is_norm).first->second;
+    auto found = known->find(type.ptr());
+    if (found == known->end()) {
+        const nb::object norms = held_rules().norms;
+        type.inc_ref();  // known for good
+        found = known
+                    ->emplace(type.ptr(),
+                              nb::cast<bool>(norms.attr("__contains__")(node.attr("name")())))
+                    .first;
+    }
+    return found->second ? node : nb::object();
 }
 
 nb::object item(const nb::handle &layout, int i) {
@@ -202,12 +206,15 @@ nb::object unpack(const nb::handle &held, const nb::handle &view) {
 
 nb::object unpack_for_backward(const nb::handle &held) {
     nb::object tensor = unpack(held, nb::none());
-    if (as<Kept>(held) || !norm_runs() || !engine_asks()) return tensor;
+    if (as<Kept>(held)) return tensor;
+    const nb::object norm = running_norm();
+    if (!norm.is_valid() || !engine_asks()) return tensor;
     const auto *const whole = as<Compressed>(held);
     const auto *const part = as<View>(held);
     if ((whole && whole->is_beside(tensor)) || (part && part->is_beside(tensor))) return tensor;
-    const nb::object codes = held.attr("codes");
-    return codes.is_none() ? tensor : held_rules().limit_normalized(tensor, *nb::tuple(codes));
+    const nb::object codes = whole ? whole->codes() : held.attr("codes");
+    if (codes.is_none()) return tensor;
+    return held_rules().limit_normalized(norm, tensor, *nb::tuple(codes));
 }
 
 }  // namespace actnn

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <vector>
 
@@ -53,18 +54,18 @@ nb::object active() {
 }
 
 // The same for what a layer does with its input: also None if a tensor has no gradient, or is
-// small.
-nb::object active_for(const nb::handle &tensor) {
+// smaller than what is compressed or than a number of bytes.
+nb::object active_for(const nb::handle &tensor, int64_t least) {
     const Torch &t = torch();
-    if (!t.is_plain(tensor.ptr()) || !holds_true(t.requires_grad.of(tensor.ptr())))
+    if (running.empty() || !t.is_plain(tensor.ptr()) ||
+        !holds_true(t.requires_grad.of(tensor.ptr())))
         return nb::none();
-    const nb::object step = active();
-    if (step.is_none()) return step;
     Description d;
     const int64_t bytes = t.tensors.describe(tensor.ptr(), d)
                               ? d.elements() * d.bytes
                               : nb::cast<int64_t>(tensor.attr("nbytes"));
-    return bytes < nb::inst_ptr<Step>(step)->min_bytes() ? nb::none() : step;
+    least = std::max(least, nb::inst_ptr<Step>(running.back().step)->min_bytes());
+    return bytes < least ? nb::none() : active();
 }
 
 // The hook of a saved tensor. other: for tensors of subclasses, which a compiler may be tracing.
@@ -217,7 +218,7 @@ NB_MODULE(_native, m) {
     m.def("end", [] { running.pop_back(); });
     m.def("pack", &pack);
     m.def("active", &active);
-    m.def("active_for", &active_for);
+    m.def("active_for", &active_for, nb::arg(), nb::arg() = 0);
     m.def("transformed", &transformed);
     m.def("pack_hook", &hook<pack_or>);
     m.def("unpack_hook", &hook<unpack_or>, nb::arg().none());

@@ -28,8 +28,8 @@ class Net(nn.Module):
         self.register_buffer("order", torch.randperm(8))
 
     def forward(self, x):
-        self.hidden = torch.sigmoid(self.first(self.norm(x)))
-        return self.second(self.hidden * self.scale)[:, self.order].square()
+        hidden = self.hidden = torch.sigmoid(self.first(self.norm(x)))
+        return self.second(hidden * self.scale)[:, self.order].square()
 
 
 @pytest.mark.parametrize("name", ["second.weight", "scale", "order", "hidden"])

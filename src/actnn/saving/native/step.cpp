@@ -99,7 +99,7 @@ Look::Look(const nb::handle &tensor)
       version(torch().tensors.version(tensor.ptr())) {}
 
 const Op *Look::op() const {
-    if (!op_) op_ = op_of(tensor);
+    if (!op_) op_ = requires_grad() ? op_of(tensor) : nullptr;
     return *op_;
 }
 
@@ -109,7 +109,8 @@ nb::object Look::kept(int64_t held, const std::shared_ptr<Counter> &counter) con
 }
 
 bool Look::requires_grad() const {
-    return op() || holds_true(torch().requires_grad.of(tensor.ptr()));
+    if (!requires_grad_) requires_grad_ = holds_true(torch().requires_grad.of(tensor.ptr()));
+    return *requires_grad_;
 }
 
 const nb::object &Look::storage() const {

@@ -45,6 +45,7 @@ class Look {
 
  private:
     mutable nanobind::object storage_, base_;
+    mutable std::optional<bool> requires_grad_;
     mutable std::optional<const Op *> op_;
 };
 

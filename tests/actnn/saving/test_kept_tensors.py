@@ -119,6 +119,28 @@ def test_views_that_negate_are_not_rounded_with_the_memory_of_another_one(bits):
     assert (x.grad + 2 * (-x.detach()).exp()).abs().max() < 0.2
 
 
+def test_a_part_of_a_large_storage_is_copied_once():
+    saving, x = Saving(bits=8), torch.randn(64, 1024, requires_grad=True)
+    with saving:
+        part = (x * 1)[:, -1]
+        loss = part.sin().sum() + part.cos().sum() + torch._neg_view(part).sin().sum()
+    assert [r.held for r in saving.records] == [part.nbytes, 0, part.nbytes]
+    assert saving.records[1].reason == "shared with 0"
+    loss.backward()
+    expected = -x.detach()[:, -1].sin()  # the derivatives of the sines cancel
+    assert torch.allclose(x.grad[:, -1], expected, atol=1e-6)
+
+
+def test_a_negative_view_of_a_large_storage_is_not_shared():
+    saving, x = Saving(bits=8), torch.randn(64, 1024, requires_grad=True)
+    with saving:
+        part = (x * 1)[:, -1]
+        loss = torch._neg_view(part).sin().sum() + part.sin().sum() + part.exp().sum()
+        assert "shared" not in " ".join(r.reason for r in saving.records)
+    loss.backward()
+    assert torch.allclose(x.grad[:, -1], x.detach()[:, -1].exp(), atol=1e-5)
+
+
 def test_a_kept_tensor_whose_memory_is_replaced_is_not_shared():
     a, other = torch.randn(512), torch.randn(512)
     x = torch.ones(512, requires_grad=True)

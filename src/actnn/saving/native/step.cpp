@@ -80,15 +80,21 @@ bool is_kept_as(const nb::object &held, const Description &d) {
 bool is_neg(const nb::handle &tensor) { return holds_true(torch().is_neg.call(tensor.ptr())); }
 bool is_conj(const nb::handle &tensor) { return holds_true(torch().is_conj.call(tensor.ptr())); }
 
-// Whether what is held for one tensor has the numbers of another one of the same memory.
-bool has_numbers_of(const nb::object &held, const Look &look) {
+// Whether memory has other numbers than the elements of a tensor.
+bool is_negated(const nb::handle &tensor, const Description &d) {
+    return holds_true(torch().is_neg.call(tensor.ptr())) ||
+           (!d.is_floating && holds_true(torch().is_conj.call(tensor.ptr())));
+}
+
+// Whether what is held for a tensor of some memory does for another one. is_sure: whether the
+// memory is still that which the first one had.
+bool does_for(const nb::object &held, const Look &look, bool is_sure) {
+    if (is_negated(look.tensor, look.d)) return false;
     const auto *const kept = as<Kept>(held);
-    if (!kept) return !is_neg(look.tensor);
-    const nb::object &other = kept->tensor();
-    Description d;  // its memory may have been replaced
-    return torch().tensors.describe(other.ptr(), d) && d.address == look.d.address &&
-           is_neg(other) == is_neg(look.tensor) &&
-           (d.is_floating || is_conj(other) == is_conj(look.tensor));
+    if (!kept) return true;
+    Description d;
+    return torch().tensors.describe(kept->tensor().ptr(), d) &&
+           (is_sure || d.address == look.d.address) && !is_negated(kept->tensor(), d);
 }
 
 }  // namespace
@@ -235,7 +241,7 @@ nb::object Step::pack(const nb::handle &tensor) {
         storage.exact = words().custom;
     bool dense = look.d.is_dense();
     std::optional<Look> around;
-    if (!dense && !is_neg(tensor)) {
+    if (!dense && !is_negated(tensor, look.d)) {
         const nb::object found = self().attr("_whole")(tensor);
         if (!found.is_none()) around.emplace(found);
         dense = around && around->is_described;
@@ -253,7 +259,7 @@ nb::object Step::pack(const nb::handle &tensor) {
     const bool alive = !operand.is_none();
     const int64_t unrecorded = seen ? seen->nbytes : 0;
     if (alive && !(storage.exact.is_valid() && as<Compressed>(operand)) &&
-        has_numbers_of(operand, whole)) {
+        does_for(operand, whole, bool(storage.reference))) {
         const Where where = paths_.current();
         const size_t shared = seen->record;
         const nb::object scale = seen->scale;
@@ -356,7 +362,7 @@ nb::object Step::hold(const Look &whole, bool dense, const Look &part, Storage &
     if (reason.is_none() && storage.compared) reason = words().compared;
     if (!reason.is_none()) return keep(whole, reason, alive ? 0 : nbytes);
     if (nbytes < min_bytes_) return keep(whole, words().small, nbytes);
-    if (is_neg(whole.tensor)) return keep(whole, words().subclass, nbytes);
+    if (is_negated(whole.tensor, whole.d)) return keep(whole, words().subclass, nbytes);
     const Where where = paths_.current();
     if (is_attribute(whole.around(), where.module)) return keep(whole, words().attribute, 0);
     nb::object exact = storage.exact.is_valid() ? storage.exact : nb::none();
@@ -415,7 +421,8 @@ nb::object Step::keep(const Look &look, nb::object reason, int64_t nbytes, nb::o
         const int64_t whole = number(torch().nbytes.call(look.storage().ptr()));
         if (is_held(torch().address_of(look.storage()), whole)) {
             nbytes = 0;
-        } else if (nbytes < min_bytes_ && whole > 2 * nbytes) {  // the rest of the storage may go
+        } else if (nbytes < min_bytes_ && whole > 2 * nbytes &&
+                   !is_negated(look.tensor, look.d)) {  // the rest of the storage may go
             copy = torch().clone(torch().detach.call(look.tensor.ptr()));
             storage_of(look.tensor);  // what is kept does not hold it
         }

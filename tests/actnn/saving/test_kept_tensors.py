@@ -8,7 +8,6 @@ import pytest
 import torch
 from actnn_models import compressed_copy
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import actnn
 from actnn.saving import Saving
@@ -203,21 +202,3 @@ def test_steps_that_save_other_tensors_than_the_last_one_are_as_the_first():
                 assert before[0] == records
                 assert torch.equal(before[1], gradient)
     assert {r.reason for records, _ in found.values() for r in records} >= {"compressed", "small"}
-
-
-def test_paths_are_found_behind_any_number_of_functions():
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-    saving = Saving(bits=4, min_bytes=0, model=model)
-    scope = {"model": model}
-    for i in range(5000):  # more codes than are remembered
-        exec(f"def run(x): return model(x * {i}.5)", scope)
-        if i % 250 == 0 or i > 4990:
-            with saving:
-                scope["run"](torch.ones(2, 8, requires_grad=True))
-            assert [r.module for r in saving.records] == ["0", "0", "1"]
-        else:
-            with saving:
-                scope["run"](torch.ones(2, 8))
-    with saving:
-        checkpoint(scope["run"], torch.ones(2, 8, requires_grad=True) * 1, use_reentrant=False)
-    assert "input of a checkpoint" in {r.reason for r in saving.records}

@@ -24,8 +24,7 @@ Decision Step::decide(const Look &whole, const Look &part, const Where &where,
     Decision fresh;
     Decision *decision = &fresh;
     if (caches) {
-        const auto is = [&](const Decisions::Key &other) { return other == key; };
-        decision = &decisions_.decisions.at(records_.size(), is, [&] { return key; });
+        decision = &decisions_.decisions.at(records_.size(), key);
         cached = decision;
         if (decision->choice.is_valid()) return *decision;
         decisions_.named.push_back(where.path);
@@ -52,20 +51,10 @@ nb::object Step::encode(const Look &look, bool dense, const Decision &decision,
     Coder *coder = &fresh;
     if (cached && dense) {
         const bool aligned = d.address % kAlignment == 0 && d.elements() < kMostAligned;
-        const auto key = [&] {
-            std::vector<int64_t> layout(d.shape, d.shape + d.dimensions);
-            layout.insert(layout.end(), d.strides, d.strides + d.dimensions);
-            return Decisions::CoderKey{cached, decision.bits, std::move(layout), d.device, aligned};
-        };
-        const auto is = [&](const Decisions::CoderKey &other) {
-            const auto &[from, bits, layout, device, is_aligned] = other;
-            const auto half = layout.begin() + static_cast<int64_t>(layout.size() / 2);
-            return from == cached && bits == decision.bits && device == d.device &&
-                   is_aligned == aligned &&
-                   std::equal(layout.begin(), half, d.shape, d.shape + d.dimensions) &&
-                   std::equal(half, layout.end(), d.strides, d.strides + d.dimensions);
-        };
-        coder = &decisions_.coders.at(records_.size(), is, key);
+        std::vector<int64_t> layout(d.shape, d.shape + d.dimensions);
+        layout.insert(layout.end(), d.strides, d.strides + d.dimensions);
+        const Decisions::CoderKey key{cached, decision.bits, std::move(layout), d.device, aligned};
+        coder = &decisions_.coders.at(records_.size(), key);
     }
     if (!coder->encode.is_valid()) {  // new, or an error came the last time
         const nb::object found = self().attr("_coder")(source, decision.bits, decision.bounds);

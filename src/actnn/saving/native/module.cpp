@@ -100,11 +100,7 @@ nb::object hook(const nb::handle &other) {
     return checked(PyCFunction_New(&definition, other.ptr()));
 }
 
-// A method of Kept, of which nanobind knows nothing.
-template <class Function, class... More>
-nb::object method(const Function &function, const More &...more) {
-    return nb::cpp_function(function, nb::is_method(), more...);
-}
+// What an object of Python has, of whose class nanobind knows nothing.
 Kept &kept(const nb::handle &self) {
     if (Kept *const found = as<Kept>(self)) return *found;
     throw nb::type_error("Expected a Kept");
@@ -115,17 +111,19 @@ Kept &kept(const nb::handle &self) {
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // steps that are running when the interpreter exits
     nb::class_<Counter>(m, "Counter").def(nb::init<>()).def_ro("bytes", &Counter::bytes);
-    const nb::object property = nb::module_::import_("builtins").attr("property");
     nb::object kept_type = Kept::type();
-    kept_type.attr("held") = property(method([](nb::handle self) { return kept(self).held(); }));
+    const nb::object property = nb::module_::import_("builtins").attr("property");
+    kept_type.attr("held") =
+        property(nb::cpp_function([](nb::handle self) { return kept(self).held(); }));
     kept_type.attr("tensor") =
-        property(method([](nb::handle self) { return kept(self).tensor(); }));
+        property(nb::cpp_function([](nb::handle self) { return kept(self).tensor(); }));
     kept_type.attr("codes") = nb::none();
-    kept_type.attr("replace") = method(
-        [](nb::handle self, nb::object function) { kept(self).replace(std::move(function)); });
+    kept_type.attr("replace") = nb::cpp_function(
+        [](nb::handle self, nb::object function) { kept(self).replace(std::move(function)); },
+        nb::is_method());
     kept_type.attr("unpack") =
-        method([](nb::handle self, nb::handle view) { return kept(self).unpack(view); },
-               nb::arg("view") = nb::none());
+        nb::cpp_function([](nb::handle self, nb::handle view) { return kept(self).unpack(view); },
+                         nb::is_method(), nb::arg("view") = nb::none());
     m.attr("Kept") = kept_type;
     nb::class_<Compressed>(m, "Compressed", nb::is_weak_referenceable())
         .def(

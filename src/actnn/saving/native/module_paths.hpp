@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 
 #include <unordered_map>
-#include <vector>
 
 #include "actnn/saving/native/torch_api.hpp"
 
@@ -31,17 +30,10 @@ class ModulePaths {
     }
 
  private:
-    // What runs in a frame with some code.
-    enum Kind { other, call, checkpoint };
-    Kind kind_of(const nanobind::object &code) const;
-
     std::unordered_map<PyObject *, nanobind::object> paths_;
-    mutable std::unordered_map<PyObject *, Kind> kinds_;
-    mutable std::vector<nanobind::object> codes_;  // that have a kind
     nanobind::object call_, checkpoint_, none_;
     Attribute back_, locals_, file_;
     nanobind::object self_;
-    static constexpr size_t kMostCodes = 4096;
 };
 
 }  // namespace actnn

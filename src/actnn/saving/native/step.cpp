@@ -464,16 +464,9 @@ void Step::record(const Look &look, int64_t nbytes, int64_t held, nb::object rea
     const Description &d = look.d;
     Decisions::Form fresh, *form = &fresh;
     if (look.is_described && d.kind) {
-        const auto key = [&] {
-            std::vector<int64_t> found{d.kind};
-            found.insert(found.end(), d.shape, d.shape + d.dimensions);
-            return found;
-        };
-        const auto is = [&](const std::vector<int64_t> &other) {
-            return other[0] == d.kind &&
-                   std::equal(other.begin() + 1, other.end(), d.shape, d.shape + d.dimensions);
-        };
-        form = &decisions_.forms.at(records_.size(), is, key);
+        std::vector<int64_t> key{d.kind};
+        key.insert(key.end(), d.shape, d.shape + d.dimensions);
+        form = &decisions_.forms.at(records_.size(), key);
     }
     if (!form->shape.is_valid())
         *form = {torch().shape.of(look.tensor.ptr()), torch().dtype.of(look.tensor.ptr())};

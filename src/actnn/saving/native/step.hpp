@@ -54,13 +54,11 @@ class Look {
 template <class Key, class Value>
 class Recalled {
  public:
-    // Returns the value of a key; a new one is empty. n: of the record. is: whether a key is this
-    // one. key: makes it.
-    template <class Is, class MakeKey>
-    Value &at(size_t n, const Is &is, const MakeKey &key) {
+    // Returns the value of a key; a new one is empty. n: of the record.
+    Value &at(size_t n, const Key &key) {
         if (recent_.size() <= n) recent_.resize(n + 1);
         Entry *&last = recent_[n];
-        if (!last || !is(last->first)) last = &*entries_.try_emplace(key()).first;
+        if (!last || last->first != key) last = &*entries_.try_emplace(key).first;
         return last->second;
     }
 

@@ -464,9 +464,9 @@ void Step::record(const Look &look, int64_t nbytes, int64_t held, nb::object rea
     const Description &d = look.d;
     Decisions::Form fresh, *form = &fresh;
     if (look.is_described && d.kind) {
-        std::vector<int64_t> key{d.kind};
-        key.insert(key.end(), d.shape, d.shape + d.dimensions);
-        form = &decisions_.forms.at(records_.size(), key);
+        form_.assign(1, d.kind);
+        form_.insert(form_.end(), d.shape, d.shape + d.dimensions);
+        form = &decisions_.forms.at(records_.size(), form_);
     }
     if (!form->shape.is_valid())
         *form = {torch().shape.of(look.tensor.ptr()), torch().dtype.of(look.tensor.ptr())};

@@ -255,6 +255,7 @@ class Step {
     nanobind::object records_object_;
     Records &records_;
     nanobind::object opaque_;
+    std::vector<int64_t> form_;  // dtype and shape of a tensor
     std::unordered_map<uintptr_t, Storage> storages_;
     std::deque<Operand> operands_;
     nanobind::object last_kept_;                            // a weak reference

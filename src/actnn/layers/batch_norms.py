@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from actnn.saving.active import step_for
+from actnn.saving.active import innermost_step, step_for
 from actnn.saving.module_classes import Swapped
 
 _aten = torch.ops.aten
@@ -120,9 +120,9 @@ class BatchNorm(Swapped):
 
     def forward(self, x: Tensor, *arguments: Any, **named: Any) -> Any:
         """Return the result of the module's own forward."""
-        step, run = step_for(x), super().forward  # type: ignore[misc]
+        step, run = innermost_step(), super().forward  # type: ignore[misc]
         adaptive = None if step is None else step.saving.adaptive
-        if adaptive is None or not adaptive.corrects:
+        if adaptive is None or not adaptive.corrects or step_for(x) is None:
             return run(x, *arguments, **named)
         with _Corrected():
             return run(x, *arguments, **named)

@@ -25,7 +25,7 @@ from actnn.saving.uncompiled import uncompiled
 
 ACTIVATION_SHARE = 8  # an activation of a unit has at least this part of its input's elements
 RECOMPILES = 64  # units that may share one forward in different shapes
-_UNPACK = _native.Unpack(None)
+_UNPACK = _native.unpack_hook(None)
 
 Run = Callable[..., Any]
 Form = tuple[float, int | None]  # memory, bits of fused codes

@@ -74,15 +74,26 @@ def leave_checkpoints(trace: TracebackType | None) -> None:
                     value.close()
 
 
-def step_for(x: torch.Tensor) -> Step | None:
+def step_for(x: torch.Tensor, least: int = 0) -> Step | None:
     """Return the active step if a layer may keep less than autograd would keep of its input.
+
+    Args:
+        x: The input.
+        least: Bytes of an input that matters to the layer.
 
     Returns:
         None also for an input without gradient, one that is too small, or one of a subclass.
     """
     if torch.compiler.is_compiling():
         return None
-    return _native.active_for(x)  # type: ignore[no-any-return]
+    return _native.active_for(x, least)  # type: ignore[no-any-return]
+
+
+def innermost_step() -> Step | None:
+    """Return the step whose forward is running, whether or not its hooks see what is saved."""
+    if torch.compiler.is_compiling() or not ACTIVE.steps:
+        return None
+    return ACTIVE.steps[-1][0]
 
 
 @uncompiled

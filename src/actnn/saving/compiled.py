@@ -78,8 +78,8 @@ class GraphHooks:
         def pack(x: Any) -> Any:
             return pack_in_step(x) if traced_node() is None else self._pack(x)
 
-        self.pack = _graph_of(self._pack, _native.Pack(uncompiled(pack)))
-        self.unpack = _graph_of(_unpack, _native.Unpack(uncompiled(_unpack)))
+        self.pack = _graph_of(self._pack, _native.pack_hook(uncompiled(pack)))
+        self.unpack = _graph_of(_unpack, _native.unpack_hook(uncompiled(_unpack)))
 
     def _pack(self, x: Any) -> Any:
         """Return a traced tensor as it is held: itself, or a tuple that `_unpack` understands."""

@@ -11,7 +11,12 @@ _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill their memory without gaps or overlap, in any order."""
-    return tensor.is_contiguous() or _is_dense(tensor)  # most end at the first, a flag
+    # Most end at the first or second, which are flags.
+    return (
+        tensor.is_contiguous()
+        or tensor.is_contiguous(memory_format=torch.channels_last)
+        or _is_dense(tensor)
+    )
 
 
 def whole_of(tensor: Tensor) -> Tensor | None:

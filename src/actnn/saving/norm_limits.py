@@ -126,7 +126,7 @@ class _Rows(NamedTuple):
         return statistic.view([1 if i in dims else n for i, n in enumerate(self.shape)])
 
 
-def limit_normalized(x: Tensor, codes: Any, groups: int, shape: Size) -> Tensor:
+def limit_normalized(node: Any, x: Tensor, codes: Any, groups: int, shape: Size) -> Tensor:
     """Return a decoded tensor that the node that runs has saved, as it needs it.
 
     A row of almost equal numbers has a tiny deviation, by which the backward of a norm divides the
@@ -138,13 +138,13 @@ def limit_normalized(x: Tensor, codes: Any, groups: int, shape: Size) -> Tensor:
     The tensor may be changed: noise of a row without variance is of no use to others, either.
 
     Args:
+        node: The node, one of `NORMS` or of a log_softmax.
         x: The tensor.
         codes: Its codes and their parameters, in one block or as a pair.
         groups: Of its codes.
         shape: Of the tensor that has the codes, of which x may be a view.
     """
-    node: Any = torch._C._current_autograd_node()
-    name = "" if node is None else node.name()
+    name = node.name()
     if name == LOG_SOFTMAX:
         _normalize_logarithms(x, _signed(node._saved_dim))
         return x

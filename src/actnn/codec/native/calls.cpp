@@ -72,21 +72,23 @@ bool Coder::is_alone() const {
     return number(call(modes_)) == 0 && (device_ < 0 || number(call(current_)) == device_);
 }
 
-int64_t Coder::params_of(const nb::object &codes) const {
-    return static_cast<int64_t>(tensors_.address(codes.ptr())) + codes_bytes_;
+int64_t Coder::address_of(const nb::handle &codes) const {
+    return static_cast<int64_t>(tensors_.address(codes.ptr()));
 }
 
 nb::object Coder::encode(const nb::handle &x, const nb::handle &state, int64_t tensor) const {
     if (!is_alone()) return encode_slowly_(x, state, tensor);
     nb::object codes = make_codes_();
-    encode_(x, codes, params_of(codes), state, nb::none(), nb::none(), 0, tensor);
+    const int64_t address = address_of(codes);
+    encode_(x, address, address + codes_bytes_, state, nb::none(), nb::none(), 0, tensor);
     return codes;
 }
 
 nb::object Coder::decode(const nb::handle &codes) const {
     if (PyTuple_Check(codes.ptr()) || !is_alone()) return decode_slowly_(codes);
     nb::object x = make_tensor_();
-    decode_(x, codes, params_of(nb::borrow(codes)), nb::none(), nb::none(), nb::none(), 0, 0);
+    const int64_t address = address_of(codes);
+    decode_(x, address, address + codes_bytes_, nb::none(), nb::none(), nb::none(), 0, 0);
     return x;
 }
 

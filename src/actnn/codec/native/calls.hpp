@@ -56,7 +56,7 @@ class Coder {
 
  private:
     bool is_alone() const;
-    int64_t params_of(const nanobind::object &codes) const;
+    int64_t address_of(const nanobind::handle &codes) const;
 
     int64_t device_, codes_bytes_;
     kernel_runtime::Maker make_codes_, make_tensor_;

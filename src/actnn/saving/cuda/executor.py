@@ -154,12 +154,12 @@ def run(
     if not n:
         return
     aligned = not (x.data_ptr() | (0 if y is None else y.data_ptr())) % 16
-    kernel = kernel_of(function, x.dtype, aligned, kind, width)
-    _launch_of(kernel, n, low, high, slope, x.device, machine)(x, y, bits, seed, tensor)
+    of = (function, x.dtype, aligned, kind, width)
+    _launch_of(of, n, low, high, slope, x.device, machine)(x, y, bits, seed, tensor)
 
 
 def _launch(
-    kernel: Kernel,
+    of: tuple[str, torch.dtype, bool, int, int],
     n: int,
     low: float,
     high: float,
@@ -167,13 +167,16 @@ def _launch(
     device: torch.device,
     machine: Machine | None,
 ) -> TensorLaunch:
-    """Return a launch for tensors of one size: a function of x, y, bits, seed and tensor."""
+    """Return a launch for tensors of one size: a function of x, y, bits, seed and tensor.
+
+    `of` has the arguments of `kernel_of`: a kernel takes longer to look up.
+    """
     if machine is None:
         machine = driver.machine_of(device, SOURCES)
     arguments = PointwiseC(n=n, low=low, high=high, slope=slope)
     grid = Grid((-(-n // (_EACH * _THREADS)), 1), _THREADS)
     varying = ("x", "y", "bits", "seed", "tensor")
-    return tensor_launch(machine, device, [(kernel, grid)], arguments, varying)
+    return tensor_launch(machine, device, [(kernel_of(*of), grid)], arguments, varying)
 
 
 _launch_of: Callable[..., TensorLaunch] = lru_cache(maxsize=4096)(_launch)

@@ -1,5 +1,9 @@
 #include "actnn/saving/native/held.hpp"
 
+#include <structmember.h>
+
+#include <cstddef>
+#include <new>
 #include <unordered_map>
 
 namespace nb = nanobind;
@@ -18,22 +22,43 @@ bool engine_asks() {
     return nb::steal(reinterpret_cast<PyObject *>(PyFrame_GetCode(frame))).is(*enter);
 }
 
-// Whether the backward that runs is that of a norm.
-bool norm_runs() {
+// The node whose backward runs, if that is one of a norm; else null.
+nb::object running_norm() {
     static auto *const known = new std::unordered_map<PyObject *, bool>;
-    const nb::object node = call(torch().current_node);
-    if (node.is_none()) return false;
+    nb::object node = call(torch().current_node);
+    if (node.is_none()) return {};
     const nb::object type = nb::borrow(reinterpret_cast<PyObject *>(Py_TYPE(node.ptr())));
-    const auto found = known->find(type.ptr());
-    if (found != known->end()) return found->second;
-    const bool is_norm =
-        nb::cast<bool>(held_rules().norms.attr("__contains__")(node.attr("name")()));
-    type.inc_ref();  // known for good
-    return known->emplace(type.ptr(), is_norm).first->second;
+    auto found = known->find(type.ptr());
+    if (found == known->end()) {
+        const nb::object norms = held_rules().norms;
+        type.inc_ref();  // known for good
+        found = known
+                    ->emplace(type.ptr(),
+                              nb::cast<bool>(norms.attr("__contains__")(node.attr("name")())))
+                    .first;
+    }
+    return found->second ? node : nb::object();
 }
 
 nb::object item(const nb::handle &layout, int i) {
     return nb::borrow(PyTuple_GetItem(layout.ptr(), i));
+}
+
+struct KeptHead {
+    PyObject_HEAD;
+    PyObject *references;  // weak ones
+};
+struct KeptObject : KeptHead {
+    Kept kept;
+};
+
+void free_kept(PyObject *self) {
+    PyTypeObject *const type = Py_TYPE(self);
+    auto *const object = reinterpret_cast<KeptObject *>(self);
+    if (object->references) PyObject_ClearWeakRefs(self);
+    object->kept.~Kept();
+    PyObject_Free(self);
+    Py_DECREF(type);
 }
 
 }  // namespace
@@ -65,13 +90,35 @@ bool Use::ask(const nb::handle &tensor, int64_t bits, const nb::handle &named) {
     return found;
 }
 
+const nb::object &Kept::type() {
+    static PyMemberDef members[] = {
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(KeptHead, references), READONLY, nullptr}, {}};
+    static PyType_Slot slots[] = {
+        {Py_tp_dealloc, reinterpret_cast<void *>(free_kept)}, {Py_tp_members, members}, {}};
+    static PyType_Spec spec = {"actnn.saving._native.Kept", sizeof(KeptObject), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+    static const nb::object *const found = new nb::object(checked(PyType_FromSpec(&spec)));
+    return *found;
+}
+
 // Like autograd, holds a leaf itself. Others are detached: an output that held itself through its
 // own autograd node would never be freed.
-Kept::Kept(const nb::handle &tensor, int64_t held, std::shared_ptr<Counter> counter)
-    : tensor_(holds_true(torch().is_leaf.of(tensor.ptr())) ? nb::borrow(tensor)
-                                                           : torch().detach.call(tensor.ptr())),
-      version_(torch().tensors.version(tensor.ptr())),
-      share_(std::move(counter), held) {}
+nb::object Kept::make(const nb::handle &tensor, bool is_leaf, int64_t version, int64_t held,
+                      std::shared_ptr<Counter> counter) {
+    nb::object own = is_leaf ? nb::borrow(tensor) : torch().detach.call(tensor.ptr());
+    auto *const type = reinterpret_cast<PyTypeObject *>(Kept::type().ptr());
+    KeptObject *const object = PyObject_New(KeptObject, type);
+    if (!object) throw nb::python_error();
+    object->references = nullptr;
+    new (&object->kept) Kept(std::move(own), version, held, std::move(counter));
+    return nb::steal(reinterpret_cast<PyObject *>(object));
+}
+
+template <>
+Kept *as<Kept>(const nb::handle &o) {
+    if (o.type().ptr() != Kept::type().ptr()) return nullptr;
+    return &reinterpret_cast<KeptObject *>(o.ptr())->kept;
+}
 
 nb::object Kept::unpack(const nb::handle &view) const {
     if (torch().tensors.version(tensor_.ptr()) != version_)
@@ -159,12 +206,15 @@ nb::object unpack(const nb::handle &held, const nb::handle &view) {
 
 nb::object unpack_for_backward(const nb::handle &held) {
     nb::object tensor = unpack(held, nb::none());
-    if (as<Kept>(held) || !norm_runs() || !engine_asks()) return tensor;
+    if (as<Kept>(held)) return tensor;
+    const nb::object norm = running_norm();
+    if (!norm.is_valid() || !engine_asks()) return tensor;
     const auto *const whole = as<Compressed>(held);
     const auto *const part = as<View>(held);
     if ((whole && whole->is_beside(tensor)) || (part && part->is_beside(tensor))) return tensor;
-    const nb::object codes = held.attr("codes");
-    return codes.is_none() ? tensor : held_rules().limit_normalized(tensor, *nb::tuple(codes));
+    const nb::object codes = whole ? whole->codes() : held.attr("codes");
+    if (codes.is_none()) return tensor;
+    return held_rules().limit_normalized(norm, tensor, *nb::tuple(codes));
 }
 
 }  // namespace actnn

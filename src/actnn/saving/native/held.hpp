@@ -61,7 +61,12 @@ struct Use {
 // The tensor itself. An in-place operation after saving is an error, as in plain PyTorch.
 class Kept {
  public:
-    Kept(const nanobind::handle &tensor, int64_t held, std::shared_ptr<Counter> counter);
+    // Returns an object of Python that has one. Most saved tensors are small or parameters, and an
+    // instance of nanobind would cost as much as all the rest. is_leaf, version: of the tensor.
+    static nanobind::object make(const nanobind::handle &tensor, bool is_leaf, int64_t version,
+                                 int64_t held, std::shared_ptr<Counter> counter);
+    // The class of these objects.
+    static const nanobind::object &type();
     int64_t held() const { return share_.bytes(); }
     const nanobind::object &tensor() const { return tensor_; }
     // Returns the tensor, or a view of its elements; view: a Layout of Python, or None.
@@ -72,11 +77,16 @@ class Kept {
     void replace(nanobind::object function) { instead_ = std::move(function); }
 
  private:
+    Kept(nanobind::object tensor, int64_t version, int64_t held, std::shared_ptr<Counter> counter)
+        : tensor_(std::move(tensor)), version_(version), share_(std::move(counter), held) {}
+
     nanobind::object tensor_, instead_;
     int64_t version_;
     std::shared_ptr<Use> use_;
     Share share_;
 };
+template <>
+Kept *as<Kept>(const nanobind::handle &o);
 
 // A tensor beside its codes, until it is known whether backward divides by it.
 class Beside {

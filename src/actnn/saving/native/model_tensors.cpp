@@ -8,8 +8,9 @@ namespace actnn {
 namespace {
 
 struct Words {
-    nb::object children = nb::str("_modules"), buffers = nb::str("_buffers"),
-               parameters = nb::str("_parameters"), dict = nb::str("__dict__");
+    nb::object children = checked(PyUnicode_InternFromString("_modules")),
+               buffers = checked(PyUnicode_InternFromString("_buffers")),
+               parameters = checked(PyUnicode_InternFromString("_parameters"));
 };
 const Words &words() {
     static const Words *const found = new Words;
@@ -19,7 +20,7 @@ const Words &words() {
 // Calls visit(value) for the values of a dictionary of a module that are not None.
 template <class Visit>
 void for_each(const nb::object &module, const nb::object &name, const Visit &visit) {
-    const nb::object attributes = checked(PyObject_GetAttr(module.ptr(), words().dict.ptr()));
+    const nb::object attributes = checked(PyObject_GenericGetDict(module.ptr(), nullptr));
     PyObject *const dict = PyDict_GetItemWithError(attributes.ptr(), name.ptr());
     if (!dict && PyErr_Occurred()) throw nb::python_error();
     if (!dict || !PyDict_Check(dict)) return;
@@ -49,6 +50,7 @@ void ModelTensors::read(const nb::handle &model, const ModulePaths &paths) {
         for_each(module, words().children, [&](nb::object child) { modules.push_back(child); });
     }
     std::vector<Tensor> found;
+    found.reserve(tensors_.size());
     // Parameters last: a tensor that is both counts as one.
     for (const bool is_parameter : {false, true})
         for (const nb::object &module : modules)

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <vector>
 
@@ -53,53 +54,77 @@ nb::object active() {
 }
 
 // The same for what a layer does with its input: also None if a tensor has no gradient, or is
-// small.
-nb::object active_for(const nb::handle &tensor) {
+// smaller than what is compressed or than a number of bytes.
+nb::object active_for(const nb::handle &tensor, int64_t least) {
     const Torch &t = torch();
-    if (!t.is_plain(tensor.ptr()) || !holds_true(t.requires_grad.of(tensor.ptr())))
+    if (running.empty() || !t.is_plain(tensor.ptr()) ||
+        !holds_true(t.requires_grad.of(tensor.ptr())))
         return nb::none();
-    const nb::object step = active();
-    if (step.is_none()) return step;
     Description d;
     const int64_t bytes = t.tensors.describe(tensor.ptr(), d)
                               ? d.elements() * d.bytes
                               : nb::cast<int64_t>(tensor.attr("nbytes"));
-    return bytes < nb::inst_ptr<Step>(step)->min_bytes() ? nb::none() : step;
+    least = std::max(least, nb::inst_ptr<Step>(running.back().step)->min_bytes());
+    return bytes < least ? nb::none() : active();
 }
 
 // The hook of a saved tensor. other: for tensors of subclasses, which a compiler may be tracing.
-struct Pack {
-    nb::object other;
-    explicit Pack(nb::object other) : other(std::move(other)) {}
-    nb::object operator()(const nb::handle &x) const {
-        return torch().is_plain(x.ptr()) ? pack(x) : other(x);
-    }
-};
+nb::object pack_or(const nb::handle &other, const nb::handle &x) {
+    return torch().is_plain(x.ptr()) ? pack(x) : other(x);
+}
 
 // The hook that returns it. other: for what a traced graph holds, tensors and tuples; None if no
 // graph is traced with it.
-struct Unpack {
-    nb::object other;
-    explicit Unpack(nb::object other) : other(std::move(other)) {}
-    nb::object operator()(const nb::handle &held) const {
-        const bool traced = !as<Kept>(held) && !as<Compressed>(held) && !as<View>(held) &&
-                            (PyTuple_Check(held.ptr()) ||
-                             PyObject_IsInstance(held.ptr(), torch().tensor.ptr()) == 1);
-        return traced ? other(held) : unpack_for_backward(held);
-    }
-};
+nb::object unpack_or(const nb::handle &other, const nb::handle &held) {
+    const bool traced =
+        !as<Kept>(held) && !as<Compressed>(held) && !as<View>(held) &&
+        (PyTuple_Check(held.ptr()) || PyObject_IsInstance(held.ptr(), torch().tensor.ptr()) == 1);
+    return traced ? other(held) : unpack_for_backward(held);
+}
+
+// A function of Python with one argument, called at less cost than those of nanobind.
+template <nb::object (*function)(const nb::handle &other, const nb::handle &x)>
+nb::object hook(const nb::handle &other) {
+    static PyMethodDef definition = {"hook",
+                                     [](PyObject *other, PyObject *x) noexcept -> PyObject * {
+                                         try {
+                                             return function(other, x).release().ptr();
+                                         } catch (nb::python_error &error) {
+                                             error.restore();
+                                         } catch (const std::exception &error) {
+                                             PyErr_SetString(PyExc_RuntimeError, error.what());
+                                         }
+                                         return nullptr;
+                                     },
+                                     METH_O, nullptr};
+    return checked(PyCFunction_New(&definition, other.ptr()));
+}
+
+// What an object of Python has, of whose class nanobind knows nothing.
+Kept &kept(const nb::handle &self) {
+    if (Kept *const found = as<Kept>(self)) return *found;
+    throw nb::type_error("Expected a Kept");
+}
 
 }  // namespace
 
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // steps that are running when the interpreter exits
     nb::class_<Counter>(m, "Counter").def(nb::init<>()).def_ro("bytes", &Counter::bytes);
-    nb::class_<Kept>(m, "Kept", nb::is_weak_referenceable())
-        .def_prop_ro("held", &Kept::held)
-        .def_prop_ro("tensor", &Kept::tensor)
-        .def_prop_ro("codes", [](const Kept &) { return nb::none(); })
-        .def("replace", &Kept::replace)
-        .def("unpack", &Kept::unpack, nb::arg("view") = nb::none());
+    nb::object kept_type = Kept::type();
+    const nb::object property = nb::module_::import_("builtins").attr("property");
+    kept_type.attr("held") =
+        property(nb::cpp_function([](nb::handle self) { return kept(self).held(); }));
+    kept_type.attr("tensor") =
+        property(nb::cpp_function([](nb::handle self) { return kept(self).tensor(); }));
+    kept_type.attr("codes") = nb::none();
+    kept_type.attr("replace") = nb::cpp_function(
+        [](nb::handle self, nb::object function) { kept(self).replace(std::move(function)); },
+        nb::is_method());
+    kept_type.attr("unpack") =
+        nb::cpp_function([](nb::handle self, nb::handle view) { return kept(self).unpack(view); },
+                         nb::is_method(), nb::arg("view") = nb::none());
+    m.attr("Kept") = kept_type;
     nb::class_<Compressed>(m, "Compressed", nb::is_weak_referenceable())
         .def(
             "__init__",
@@ -191,10 +216,8 @@ NB_MODULE(_native, m) {
     m.def("end", [] { running.pop_back(); });
     m.def("pack", &pack);
     m.def("active", &active);
-    m.def("active_for", &active_for);
+    m.def("active_for", &active_for, nb::arg(), nb::arg() = 0);
     m.def("transformed", &transformed);
-    nb::class_<Pack>(m, "Pack").def(nb::init<nb::object>()).def("__call__", &Pack::operator());
-    nb::class_<Unpack>(m, "Unpack")
-        .def(nb::init<nb::object>(), nb::arg().none())
-        .def("__call__", &Unpack::operator());
+    m.def("pack_hook", &hook<pack_or>);
+    m.def("unpack_hook", &hook<unpack_or>, nb::arg().none());
 }

@@ -22,7 +22,7 @@ struct Words {
                leaf = nb::str("leaf"), of_parameter = nb::str("view of a parameter"),
                of_buffer = nb::str("view of a buffer"), of_leaf = nb::str("view of a leaf"),
                not_floating = nb::str("not floating point"),
-               without_gradient = nb::str("without gradient"), dict = nb::str("__dict__");
+               without_gradient = nb::str("without gradient");
 };
 const Words &words() {
     static const Words *const found = new Words;
@@ -40,11 +40,10 @@ nb::object weak(const nb::handle &object) {
 
 // Whether a module holds a tensor, or that of which it is a view, as a plain attribute: pruning,
 // for one, makes a weight before each forward and leaves it in the module.
-bool is_attribute(const nb::handle &tensor, const nb::object &module) {
+bool is_attribute(const nb::handle &whole, const nb::object &module) {
     if (module.is_none()) return false;
-    const nb::object base = torch().base.of(tensor.ptr());
-    const PyObject *const wanted = base.is_none() ? tensor.ptr() : base.ptr();
-    const nb::object attributes = checked(PyObject_GetAttr(module.ptr(), words().dict.ptr()));
+    const PyObject *const wanted = whole.ptr();
+    const nb::object attributes = checked(PyObject_GenericGetDict(module.ptr(), nullptr));
     Py_ssize_t position = 0;
     PyObject *key = nullptr, *value = nullptr;
     while (PyDict_Next(attributes.ptr(), &position, &key, &value))
@@ -78,27 +77,78 @@ bool is_kept_as(const nb::object &held, const Description &d) {
            std::equal(k.strides, k.strides + k.dimensions, d.strides, d.strides + d.dimensions);
 }
 
+bool is_neg(const nb::handle &tensor) { return holds_true(torch().is_neg.call(tensor.ptr())); }
+bool is_conj(const nb::handle &tensor) { return holds_true(torch().is_conj.call(tensor.ptr())); }
+
+// Whether memory has other numbers than the elements of a tensor.
+bool is_negated(const nb::handle &tensor, const Description &d) {
+    return holds_true(torch().is_neg.call(tensor.ptr())) ||
+           (!d.is_floating && holds_true(torch().is_conj.call(tensor.ptr())));
+}
+
+// Whether what is held for a tensor of some memory does for another one. is_sure: whether the
+// memory is still that which the first one had.
+bool does_for(const nb::object &held, const Look &look, bool is_sure) {
+    if (is_negated(look.tensor, look.d)) return false;
+    const auto *const kept = as<Kept>(held);
+    if (!kept) return true;
+    Description d;
+    return torch().tensors.describe(kept->tensor().ptr(), d) &&
+           (is_sure || d.address == look.d.address) && !is_negated(kept->tensor(), d);
+}
+
 }  // namespace
+
+Look::Look(const nb::handle &tensor)
+    : tensor(nb::borrow(tensor)),
+      is_described(torch().is_plain(tensor.ptr()) && torch().tensors.describe(tensor.ptr(), d)),
+      version(torch().tensors.version(tensor.ptr())) {}
+
+const Op *Look::op() const {
+    if (!op_) op_ = requires_grad() ? op_of(tensor) : nullptr;
+    return *op_;
+}
+
+nb::object Look::kept(int64_t held, const std::shared_ptr<Counter> &counter) const {
+    const bool is_leaf = op_ ? !*op_ : holds_true(torch().is_leaf.of(tensor.ptr()));
+    return Kept::make(tensor, is_leaf, version, held, counter);
+}
+
+bool Look::requires_grad() const {
+    if (!requires_grad_) requires_grad_ = holds_true(torch().requires_grad.of(tensor.ptr()));
+    return *requires_grad_;
+}
+
+const nb::object &Look::storage() const {
+    if (!storage_.is_valid()) storage_ = torch().storage.call(tensor.ptr());
+    return storage_;
+}
+
+const nb::object &Look::base() const {
+    if (!base_.is_valid()) base_ = torch().base.of(tensor.ptr());
+    return base_;
+}
 
 Step::Storage &Step::storage_of(const nb::handle &tensor) {
     const nb::object storage = torch().storage.call(tensor.ptr());
-    const auto [place, is_new] = storages_.try_emplace(torch().address_of(storage));
-    if (is_new) place->second.reference = WeakStorage(storage);
-    return place->second;
+    Storage &found = fresh(torch().address_of(storage));
+    if (!found.reference) found.reference = WeakStorage(storage);
+    return found;
 }
 
-Step::Saved Step::key_of(const nb::handle &tensor, const Description &d, bool dense) const {
-    Saved key{number(torch().storage_offset.call(tensor.ptr())),
-              {},
-              d.kind,
-              torch().tensors.version(tensor.ptr()),
-              {},
-              0,
-              {},
-              0};
-    if (dense) {
-        key.layout = {d.elements()};
-    } else {
+Step::Storage &Step::fresh(uintptr_t address) {
+    Storage &found = storages_[address];
+    const auto lives = [](const Saved &each) { return !dereferenced(each.held).is_none(); };
+    if ((found.exact.is_valid() || !found.saved.empty()) && !found.reference &&
+        std::none_of(found.saved.begin(), found.saved.end(), lives))
+        found = Storage();  // another storage had the address
+    return found;
+}
+
+Step::Saved Step::key_of(const Look &look, bool dense) const {
+    const Description &d = look.d;
+    Saved key{d.address, d.elements(), {}, d.kind, look.version, {}, 0, {}, 0};
+    if (!dense) {
         key.layout.assign(d.shape, d.shape + d.dimensions);
         key.layout.insert(key.layout.end(), d.strides, d.strides + d.dimensions);
     }
@@ -141,7 +191,7 @@ void Step::note(nb::object reason, nb::object instead_of, nb::object choice) {
 }
 
 nb::object Step::keep_operand(const nb::handle &tensor, int64_t nbytes) {
-    return nb::cast(new Kept(tensor, nbytes, counter_), nb::rv_policy::take_ownership);
+    return Look(tensor).kept(nbytes, counter_);
 }
 
 nb::list Step::operands() const {
@@ -159,55 +209,46 @@ void Step::forget() {
     states_.clear();
 }
 
-void Step::remember(const nb::handle &tensor, const nb::object &packed, size_t record) {
-    if (is_first_) self().attr("_remember")(tensor, packed, record);
+void Step::remember(const Look &look, const nb::object &packed, size_t record) {
+    if (is_first_) self().attr("_remember")(look.tensor, packed, record);
     if (as<Kept>(packed)) return;
     if (operands_.size() == kMostOperands) operands_.pop_front();
-    operands_.push_back(
-        {weak(packed), weak(tensor), torch().tensors.version(tensor.ptr()), record});
+    operands_.push_back({weak(packed), weak(look.tensor), look.version, record});
 }
 
 nb::object Step::pack(const nb::handle &tensor) {
+    const Look look(tensor);
     if (const Owned *const known = model_.of(tensor.ptr()))
-        return keep(tensor, known->reason, 0, {}, known->owner);
+        return keep(look, known->reason, 0, {}, known->owner);
+    if (!look.is_described) return keep(look, words().subclass, 0);
     const Torch &t = torch();
-    Description d;
-    if (!t.is_plain(tensor.ptr()) || !t.tensors.describe(tensor.ptr(), d) ||
-        holds_true(t.is_neg.call(tensor.ptr())) ||
-        (!d.is_floating && holds_true(t.is_conj.call(tensor.ptr()))))
-        return keep(tensor, words().subclass, 0);
-    const nb::object storage_object = t.storage.call(tensor.ptr());
-    const uintptr_t address = t.address_of(storage_object);
+    const uintptr_t address = t.address_of(look.storage());
     // What is alive anyway is not shared.
-    const auto keep_known = [&](const nb::object &reason, nb::object owner,
-                                const nb::handle &known) {
-        const bool is_view = !t.base.of(tensor.ptr()).is_none();
-        return keep(known, is_view ? view_of_a(reason) : reason, 0, {}, std::move(owner));
+    const auto keep_known = [&](const nb::object &reason, nb::object owner, const Look &known) {
+        return keep(known, look.base().is_none() ? reason : view_of_a(reason), 0, {},
+                    std::move(owner));
     };
     if (const Owned *const known = model_.of_storage(address))
-        return keep_known(known->reason, known->owner, tensor);
-    const auto [place, is_new] = storages_.try_emplace(address);
-    Storage &storage = place->second;
-    if (is_new) storage.reference = WeakStorage(storage_object);
+        return keep_known(known->reason, known->owner, look);
+    Storage &storage = fresh(address);
+    const bool is_new = !storage.reference && storage.saved.empty();
     // An operator sees the input, so that the host's meter counts it.
-    if (storage.known.is_valid()) return keep_known(storage.known, {}, t.detach.call(tensor.ptr()));
+    if (storage.known.is_valid())
+        return keep_known(storage.known, {}, Look(t.detach.call(tensor.ptr())));
 
     if (!storage.exact.is_valid() && !storage.claim &&
         in_custom_function(reinterpret_cast<PyObject *>(PyEval_GetFrame())))
         storage.exact = words().custom;
-    bool dense = d.is_dense();
-    nb::object whole = nb::borrow(tensor);
-    Description whole_d;
-    const Description *held_d = &d;
-    if (!dense) {
+    bool dense = look.d.is_dense();
+    std::optional<Look> around;
+    if (!dense && !is_negated(tensor, look.d)) {
         const nb::object found = self().attr("_whole")(tensor);
-        if (!found.is_none() && t.tensors.describe(found.ptr(), whole_d)) {
-            dense = true;
-            whole = found;
-            held_d = &whole_d;
-        }
+        if (!found.is_none()) around.emplace(found);
+        dense = around && around->is_described;
+        if (!dense) around.reset();
     }
-    Saved key = key_of(whole, *held_d, dense);
+    const Look &whole = around ? *around : look;
+    Saved key = key_of(whole, dense);
     const auto find = [&]() -> Saved * {
         for (Saved &each : storage.saved)
             if (each.is(key)) return &each;
@@ -217,30 +258,30 @@ nb::object Step::pack(const nb::handle &tensor) {
     nb::object operand = seen ? dereferenced(seen->held) : nb::none();
     const bool alive = !operand.is_none();
     const int64_t unrecorded = seen ? seen->nbytes : 0;
-    if (alive && !(storage.exact.is_valid() && as<Compressed>(operand))) {
+    if (alive && !(storage.exact.is_valid() && as<Compressed>(operand)) &&
+        does_for(operand, whole, bool(storage.reference))) {
         const Where where = paths_.current();
         const size_t shared = seen->record;
         const nb::object scale = seen->scale;
         if (!where.boundary || holds_true(self().attr("_may_share")(shared, tensor, where.path))) {
             seen->nbytes = 0;
-            record(tensor, unrecorded, 0, nb::str("shared with ") + nb::str(nb::int_(shared)), {},
+            record(look, unrecorded, 0, nb::str("shared with ") + nb::str(nb::int_(shared)), {},
                    where.path);
             nb::object held = operand;
             if (auto *const codes = as<Compressed>(operand)) codes->share();
             if (!scale.is_none()) held = self().attr("_scaled")(operand, scale);
             if (adaptive_) self().attr("_share")(shared, where.path);
             const nb::object packed =
-                dense && !is_kept_as(held, d) ? view_of(held, tensor, whole) : held;
-            remember(tensor, packed, records_.size() - 1);
+                dense && !is_kept_as(held, look.d) ? view_of(held, tensor, whole.tensor) : held;
+            remember(look, packed, records_.size() - 1);
             return packed;
         }
     }
     if (storage.claim) {
         const Claim claim = *std::move(storage.claim);
         storage.claim.reset();
-        const int64_t nbytes = d.elements() * d.bytes;
-        const nb::object kept = keep_operand(tensor, nbytes);
-        record_instead(claim, nbytes);
+        const nb::object kept = look.kept(look.nbytes(), counter_);
+        record_instead(claim, look.nbytes());
         return kept;
     }
     if (storage.replaced) {  // torch would have held this storage for both
@@ -250,7 +291,7 @@ nb::object Step::pack(const nb::handle &tensor) {
     const size_t index = records_.size();
     std::optional<Claim> instead;
     std::swap(instead, storage.normalized);
-    const Op *const op = op_of(tensor);
+    const Op *const op = look.op();
     if (!seen && op && op->looks_back) {
         nb::object again = self().attr("_look_back")(tensor, is_new);
         if (!again.is_none()) {
@@ -260,11 +301,13 @@ nb::object Step::pack(const nb::handle &tensor) {
             return again;
         }
     }
-    const nb::object held = hold(whole, *held_d, dense, tensor, d, op, storage, instead);
+    const nb::object held = hold(whole, dense, look, storage, instead);
+    // While a tensor is kept, no other storage has the address of its own.
+    if (!storage.reference && !as<Kept>(held)) storage.reference = WeakStorage(look.storage());
     if (alive) records_[index].nbytes = unrecorded;  // torch would have held it once
     Saved *before = find();                          // what ran since may have added others
     if (!before) {
-        storage.saved.push_back(key);
+        storage.saved.push_back(std::move(key));
         before = &storage.saved.back();
     }
     before->held = weak(held);
@@ -273,90 +316,86 @@ nb::object Step::pack(const nb::handle &tensor) {
     before->scale = nb::none();
     before->nbytes = 0;
     if (instead && !instead->made.is_none()) {
-        Description made_d;
-        t.tensors.describe(instead->made.ptr(), made_d);
-        Storage &of_made = storage_of(instead->made);
-        Saved made = key_of(instead->made, made_d, true);
+        const Look as_made(instead->made);
+        Saved made = key_of(as_made, true);
         made.held = weak(held);
         made.record = index;
         made.scale = instead->scale;
-        made.nbytes = d.elements() * d.bytes;
-        of_made.saved.push_back(std::move(made));
+        made.nbytes = look.nbytes();
+        storage_of(instead->made).saved.push_back(std::move(made));
     }
     // Bits per sample need one row for each sample, so that the codes may have another shape.
-    const bool other = !whole.is(tensor) || (dense && by_sample_);
-    const nb::object packed = other ? view_of(held, tensor, whole) : held;
-    remember(tensor, packed, index);
+    const bool other = around || (dense && by_sample_);
+    const nb::object packed = other ? view_of(held, tensor, whole.tensor) : held;
+    remember(look, packed, index);
     return packed;
 }
 
-nb::object Step::why_kept(const nb::handle &tensor, const Description &d, bool &alive) {
-    const Torch &t = torch();
-    const nb::object own_base = t.base.of(tensor.ptr());
-    const bool is_view = !own_base.is_none();
-    const nb::object base = is_view ? own_base : nb::borrow(tensor);
-    alive = false;
-    if (holds_true(t.requires_grad.of(base.ptr())) && holds_true(t.is_leaf.of(base.ptr()))) {
-        alive = true;
-        const bool parameter = PyObject_IsInstance(base.ptr(), t.parameter.ptr()) == 1;
+nb::object Step::why_kept(const Look &look, bool &alive) {
+    const nb::object &tensor = look.tensor, &base = look.around();
+    const bool is_view = !base.is(tensor);
+    const Op *const op = is_view ? op_of(base) : look.op();
+    alive =
+        !op && (is_view ? holds_true(torch().requires_grad.of(base.ptr())) : look.requires_grad());
+    if (alive) {
+        const bool parameter = PyObject_IsInstance(base.ptr(), torch().parameter.ptr()) == 1;
         if (is_view) return parameter ? words().of_parameter : words().of_leaf;
         return parameter ? parameter_reason() : words().leaf;
     }
-    if (!d.is_floating) return words().not_floating;
-    if (!holds_true(t.requires_grad.of(tensor.ptr()))) return words().without_gradient;
-    const Op *const op = op_of(base);
+    if (!look.d.is_floating) return words().not_floating;
+    if (!look.requires_grad()) return words().without_gradient;
     if (op && (op->is_form || marked_computed)) return self().attr("_weight_reason")(base);
     return nb::none();
 }
 
-nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
-                      const nb::handle &part, const Description &part_d, const Op *part_by,
-                      Storage &storage, const std::optional<Claim> &instead) {
-    const int64_t nbytes = d.elements() * d.bytes;
+nb::object Step::hold(const Look &whole, bool dense, const Look &part, Storage &storage,
+                      const std::optional<Claim> &instead) {
+    const int64_t nbytes = whole.nbytes();
     nb::object reason = nb::none();
     bool alive = false;
     if (!instead) {
-        reason = why_kept(whole, d, alive);
+        reason = why_kept(whole, alive);
         if (reason.is(words().without_gradient) && !opaque_.is_none() &&
-            nb::cast<bool>(opaque_.attr("is_activation")(whole)))
+            nb::cast<bool>(opaque_.attr("is_activation")(whole.tensor)))
             reason = nb::none();
     }
     if (reason.is_none() && storage.compared) reason = words().compared;
     if (!reason.is_none()) return keep(whole, reason, alive ? 0 : nbytes);
     if (nbytes < min_bytes_) return keep(whole, words().small, nbytes);
+    if (is_negated(whole.tensor, whole.d)) return keep(whole, words().subclass, nbytes);
     const Where where = paths_.current();
-    if (is_attribute(whole, where.module)) return keep(whole, words().attribute, 0);
+    if (is_attribute(whole.around(), where.module)) return keep(whole, words().attribute, 0);
     nb::object exact = storage.exact.is_valid() ? storage.exact : nb::none();
     const nb::object other_op = instead ? instead->op : nb::none();
     const Decision *cached = nullptr;
-    const Op *const made_by = whole.is(part) ? part_by : op_of(whole);
     std::shared_ptr<Use> use;
     if (!instead && (learns_ || uses_.any())) {
-        use = uses_.of({nb::cast<std::string>(where.path), made_by, part_by, d.kind}, where.path);
+        use = uses_.of({nb::cast<std::string>(where.path), whole.op(), part.op(), whole.d.kind},
+                       where.path);
         if (use->divides && exact.is_none()) exact = words().divided;
         if (use->compared && exact.is_none()) exact = words().compared;
     }
-    Decision decision =
-        decide(whole, d, made_by, part, part_d, part_by, where, exact, other_op, cached);
+    Decision decision = decide(whole, part, where, exact, other_op, cached);
     const nb::object op = instead          ? instead->op
                           : where.boundary ? nb::object(nb::str("checkpoint"))
-                          : made_by        ? made_by->name
+                          : whole.op()     ? whole.op()->name
                                            : words().empty;
     if (decision.action == Decision::keep)
         return keep(whole, decision.reason, nbytes, decision.choice, where.path, op, use);
     if (decision.action == Decision::adapt) {
         const nb::object own =
-            self().attr("_adapt")(whole, where.path, where.module, instead.has_value());
+            self().attr("_adapt")(whole.tensor, where.path, where.module, instead.has_value());
         decision.bits = nb::cast<int64_t>(own[0]);
         decision.choice = own[1];
         decision.action = Decision::encode;
     }
     nb::object held, why = words().compressed, choice = decision.choice;
     if (decision.action == Decision::encode) {
-        held = encode(whole, d, dense, decision, cached, use ? use->intervals : nb::object());
+        held = encode(whole, dense, decision, cached, use ? use->intervals : nb::object());
     } else {
-        const nb::object found = self().attr("_hold")(whole, part, where.path, op, where.boundary,
-                                                      exact, where.module, instead.has_value());
+        const nb::object found =
+            self().attr("_hold")(whole.tensor, part.tensor, where.path, op, where.boundary, exact,
+                                 where.module, instead.has_value());
         held = found[0];
         why = found[1];
         choice = found[2];
@@ -375,22 +414,24 @@ nb::object Step::hold(const nb::handle &whole, const Description &d, bool dense,
     return held;
 }
 
-nb::object Step::keep(const nb::handle &tensor, nb::object reason, int64_t nbytes,
-                      nb::object choice, nb::object path, nb::object op, std::shared_ptr<Use> use) {
-    nb::object kept = nb::borrow(tensor);
+nb::object Step::keep(const Look &look, nb::object reason, int64_t nbytes, nb::object choice,
+                      nb::object path, nb::object op, std::shared_ptr<Use> use) {
+    nb::object copy;
     if (0 < nbytes) {
-        const nb::object storage = torch().storage.call(tensor.ptr());
-        const int64_t whole = number(torch().nbytes.call(storage.ptr()));
-        if (is_held(torch().address_of(storage), whole))
+        const int64_t whole = number(torch().nbytes.call(look.storage().ptr()));
+        if (is_held(torch().address_of(look.storage()), whole)) {
             nbytes = 0;
-        else if (nbytes < min_bytes_ && whole > 2 * nbytes)  // the rest of the storage may go
-            kept = torch().clone(torch().detach.call(tensor.ptr()));
+        } else if (nbytes < min_bytes_ && whole > 2 * nbytes &&
+                   !is_negated(look.tensor, look.d)) {  // the rest of the storage may go
+            copy = torch().clone(torch().detach.call(look.tensor.ptr()));
+            storage_of(look.tensor);  // what is kept does not hold it
+        }
         nbytes = std::min(nbytes, whole);  // elements of an expanded tensor share memory
     }
-    record(tensor, nbytes, nbytes, std::move(reason), std::move(choice), std::move(path),
+    record(look, nbytes, nbytes, std::move(reason), std::move(choice), std::move(path),
            std::move(op));
-    nb::object operand = keep_operand(kept, nbytes);
-    if (learns_) nb::inst_ptr<Kept>(operand)->watch(use ? std::move(use) : uses_.other());
+    nb::object operand = copy.is_valid() ? keep_operand(copy, nbytes) : look.kept(nbytes, counter_);
+    if (learns_) as<Kept>(operand)->watch(use ? std::move(use) : uses_.other());
     return operand;
 }
 
@@ -408,23 +449,29 @@ bool Step::is_held(uintptr_t address, int64_t nbytes) const {
 nb::object Step::last_kept() const { return dereferenced(last_kept_); }
 
 void Step::record_instead(const Claim &claim, int64_t held) {
-    const nb::object &tensor = claim.instead_of;
-    Storage &storage = storage_of(tensor);
-    Description d;
-    torch().tensors.describe(tensor.ptr(), d);
-    const int64_t nbytes = storage.replaced ? 0 : d.elements() * d.bytes;
-    record(tensor, nbytes, held, claim.reason, claim.choice);
+    const Look look(claim.instead_of);
+    Storage &storage = storage_of(claim.instead_of);
+    const int64_t nbytes = storage.replaced ? 0 : look.nbytes();
+    record(look, nbytes, held, claim.reason, claim.choice);
     if (nbytes) storage.replaced = records_.size() - 1;
 }
 
-void Step::record(const nb::handle &tensor, int64_t nbytes, int64_t held, nb::object reason,
+void Step::record(const Look &look, int64_t nbytes, int64_t held, nb::object reason,
                   nb::object choice, nb::object path, nb::object op) {
     if (!path.is_valid()) path = paths_.current().path;
     if (!choice.is_valid()) choice = keep_choice();
     if (!op.is_valid()) op = words().empty;
-    auto [shape, dtype] = decisions_.form_of(tensor);
-    records_.add({std::move(path), std::move(shape), std::move(dtype), std::move(reason),
-                  std::move(choice), std::move(op), nbytes, held});
+    const Description &d = look.d;
+    Decisions::Form fresh, *form = &fresh;
+    if (look.is_described && d.kind) {
+        form_.assign(1, d.kind);
+        form_.insert(form_.end(), d.shape, d.shape + d.dimensions);
+        form = &decisions_.forms.at(records_.size(), form_);
+    }
+    if (!form->shape.is_valid())
+        *form = {torch().shape.of(look.tensor.ptr()), torch().dtype.of(look.tensor.ptr())};
+    records_.add({std::move(path), form->shape, form->dtype, std::move(reason), std::move(choice),
+                  std::move(op), nbytes, held});
 }
 
 bool Step::marked_computed = false;

@@ -22,20 +22,66 @@
 
 namespace actnn {
 
+// A tensor that is saved, and what is read of it once.
+class Look {
+ public:
+    explicit Look(const nanobind::handle &tensor);
+    bool requires_grad() const;
+    int64_t nbytes() const { return d.elements() * d.bytes; }
+    const nanobind::object &storage() const;
+    // The tensor of which it is a view, or None.
+    const nanobind::object &base() const;
+    // The same, or the tensor itself.
+    const nanobind::object &around() const { return base().is_none() ? tensor : base(); }
+    // What made it; null for a leaf.
+    const Op *op() const;
+    // Holds it until backward.
+    nanobind::object kept(int64_t held, const std::shared_ptr<Counter> &counter) const;
+
+    const nanobind::object tensor;
+    Description d;
+    const bool is_described;  // of no subclass, strided, on a CPU or GPU
+    const int64_t version;
+
+ private:
+    mutable nanobind::object storage_, base_;
+    mutable std::optional<bool> requires_grad_;
+    mutable std::optional<const Op *> op_;
+};
+
+// A table that remembers what the n-th look-up of a step has found: that of the next step mostly
+// finds the same.
+template <class Key, class Value>
+class Recalled {
+ public:
+    // Returns the value of a key; a new one is empty. n: of the record.
+    Value &at(size_t n, const Key &key) {
+        if (recent_.size() <= n) recent_.resize(n + 1);
+        Entry *&last = recent_[n];
+        if (!last || last->first != key) last = &*entries_.try_emplace(key).first;
+        return last->second;
+    }
+
+ private:
+    using Entry = typename std::map<Key, Value>::value_type;
+    std::map<Key, Value> entries_;
+    std::vector<Entry *> recent_;
+};
+
 // What is done with a tensor: the answer of Python's rules.
 struct Decision {
     enum Action { keep, encode, other, adapt };
-    Action action;
+    Action action = keep;
     nanobind::object choice, reason, bounds;
-    int64_t bits;
-    bool positive;  // whether the signs of all elements must be exact
+    int64_t bits = 0;
+    bool positive = false;  // whether the signs of all elements must be exact
 };
 
 // The functions that encode and decode tensors of one size, and the bytes and groups of their
 // codes.
 struct Coder {
     nanobind::object encode, decode, shape, strides, dtype;
-    int64_t held, groups;
+    int64_t held = 0, groups = 0;
 };
 
 // Decisions and coders that stay valid as long as the settings do.
@@ -45,20 +91,16 @@ class Decisions {
     // whether it looks like heads of attention, is an input of a checkpoint, is to be exact
     using Key =
         std::tuple<const Op *, const Op *, PyObject *, PyObject *, uint32_t, bool, bool, bool>;
-    std::map<Key, Decision> decisions;
+    Recalled<Key, Decision> decisions;
     // a decision and its bits, shape and strides, device, whether the memory is aligned
     using CoderKey = std::tuple<const Decision *, int64_t, std::vector<int64_t>, int64_t, bool>;
-    std::map<CoderKey, Coder> coders;
+    Recalled<CoderKey, Coder> coders;
     std::vector<nanobind::object> named;  // what keys have the addresses of
     struct Form {
         nanobind::object shape, dtype;
     };
-    // Returns shape and dtype of a tensor. Tensors of one form share these objects.
-    Form form_of(const nanobind::handle &tensor);
-
- private:
-    std::vector<int64_t> form_;  // dtype and shape, as in the keys
-    std::map<std::vector<int64_t>, Form> forms_;
+    // Dtype and shape -> these. Tensors of one form share these objects.
+    Recalled<std::vector<int64_t>, Form> forms;
 };
 
 // What the first steps find out about kinds of tensors; it stays valid for good.
@@ -148,8 +190,9 @@ class Step {
     };
     // A tensor of a storage that was saved.
     struct Saved {
-        int64_t offset;
-        std::vector<int64_t> layout;  // elements if dense, else shape and strides
+        uintptr_t address;
+        int64_t elements;
+        std::vector<int64_t> layout;  // shape and strides, if not dense
         uint32_t kind;
         int64_t version;
         nanobind::object held;  // a weak reference
@@ -158,12 +201,12 @@ class Step {
         int64_t nbytes;          // bytes that torch would hold for it, if no record has them
 
         bool is(const Saved &other) const {
-            return offset == other.offset && kind == other.kind && version == other.version &&
-                   layout == other.layout;
+            return address == other.address && elements == other.elements && kind == other.kind &&
+                   version == other.version && layout == other.layout;
         }
     };
     struct Storage {
-        WeakStorage reference;
+        WeakStorage reference;          // none while only kept tensors hold the storage
         nanobind::object known, exact;  // why it is alive anyway, or not to be rounded
         bool compared = false;
         std::optional<Claim> claim, normalized;
@@ -178,29 +221,27 @@ class Step {
 
     nanobind::handle self() const { return nanobind::find(*this); }
     Storage &storage_of(const nanobind::handle &tensor);
-    Saved key_of(const nanobind::handle &tensor, const Description &d, bool dense) const;
-    // part_by: the kind of node that made the tensor that is saved.
-    nanobind::object hold(const nanobind::handle &whole, const Description &d, bool dense,
-                          const nanobind::handle &part, const Description &part_d,
-                          const Op *part_by, Storage &storage, const std::optional<Claim> &instead);
-    nanobind::object why_kept(const nanobind::handle &tensor, const Description &d, bool &alive);
-    Decision decide(const nanobind::handle &whole, const Description &d, const Op *made_by,
-                    const nanobind::handle &part, const Description &part_d, const Op *part_by,
-                    const Where &where, const nanobind::object &exact, const nanobind::object &op,
+    // What is known of the storage that has an address now.
+    Storage &fresh(uintptr_t address);
+    Saved key_of(const Look &look, bool dense) const;
+    // whole: what is held of a tensor or around it. dense: whether that has no gaps.
+    nanobind::object hold(const Look &whole, bool dense, const Look &part, Storage &storage,
+                          const std::optional<Claim> &instead);
+    nanobind::object why_kept(const Look &look, bool &alive);
+    Decision decide(const Look &whole, const Look &part, const Where &where,
+                    const nanobind::object &exact, const nanobind::object &op,
                     const Decision *&cached);
-    nanobind::object encode(const nanobind::handle &tensor, const Description &d, bool dense,
-                            const Decision &decision, const Decision *cached,
-                            const nanobind::object &intervals);
-    nanobind::object keep(const nanobind::handle &tensor, nanobind::object reason, int64_t nbytes,
+    nanobind::object encode(const Look &look, bool dense, const Decision &decision,
+                            const Decision *cached, const nanobind::object &intervals);
+    nanobind::object keep(const Look &look, nanobind::object reason, int64_t nbytes,
                           nanobind::object choice = {}, nanobind::object path = {},
                           nanobind::object op = {}, std::shared_ptr<Use> use = {});
     // Whether a storage of so many bytes is held as a whole, as it is.
     bool is_held(uintptr_t address, int64_t nbytes) const;
-    void record(const nanobind::handle &tensor, int64_t nbytes, int64_t held,
-                nanobind::object reason, nanobind::object choice = {}, nanobind::object path = {},
-                nanobind::object op = {});
+    void record(const Look &look, int64_t nbytes, int64_t held, nanobind::object reason,
+                nanobind::object choice = {}, nanobind::object path = {}, nanobind::object op = {});
     void record_instead(const Claim &claim, int64_t held);
-    void remember(const nanobind::handle &tensor, const nanobind::object &packed, size_t record);
+    void remember(const Look &look, const nanobind::object &packed, size_t record);
 
     int64_t min_bytes_;
     bool by_sample_, decides_by_path_;
@@ -214,6 +255,7 @@ class Step {
     nanobind::object records_object_;
     Records &records_;
     nanobind::object opaque_;
+    std::vector<int64_t> form_;  // dtype and shape of a tensor
     std::unordered_map<uintptr_t, Storage> storages_;
     std::deque<Operand> operands_;
     nanobind::object last_kept_;                            // a weak reference

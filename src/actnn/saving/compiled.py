@@ -32,6 +32,7 @@ from actnn.saving.graph_order import (
     arrange,
     bits_beside,
     divides_by,
+    has_gradient,
     is_compared,
     is_read,
     traced_node,
@@ -124,7 +125,9 @@ class GraphHooks:
 
     def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
         made = made_by(node)
-        if _is_statistic(made, x) or is_compared() or _is_computed_weight(node):
+        if not has_gradient() or _is_statistic(made, x) or is_compared():
+            return None
+        if _is_computed_weight(node):
             return None
         target = getattr(node.target, "__name__", str(node.target))
         info = TensorInfo(self._path(node), target, next(self._ids), x.shape, x.dtype, size)

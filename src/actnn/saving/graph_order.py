@@ -21,6 +21,7 @@ from actnn.saving.graph_divisors import ends_of, is_divided, solved_in
 from actnn.saving.graph_norms import limit_normalized
 from actnn.saving.graph_views import (
     ALIASES,
+    constants_of,
     inputs_of,
     made_by,
     results_of,
@@ -31,6 +32,7 @@ from actnn.saving.graph_views import (
 _arranged: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
 _comparisons: WeakKeyDictionary[fx.Graph, Comparisons] = WeakKeyDictionary()
 _ends: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
+_constants: WeakKeyDictionary[fx.Graph, set[str]] = WeakKeyDictionary()
 
 
 def traced_node() -> fx.Node | None:
@@ -64,6 +66,15 @@ def is_compared() -> bool:
         found |= new
         left += new
     return False
+
+
+def has_gradient() -> bool:
+    """Whether the saved tensor for which a hook is being compiled has a gradient, or may.
+
+    Angles of rotary embeddings have none: noise that is small beside them is not small in a sine.
+    """
+    context = _hook_context()()
+    return context is None or context["_node"].name not in _constants[context["_fw_graph"]]
 
 
 def divides_by() -> bool:
@@ -103,6 +114,7 @@ def arrange(*, rounds: bool = True) -> None:
     forward, backward = context["_fw_graph"], context["_bw_graph"]
     if forward not in _arranged:
         results = results_of(forward, backward)
+        _constants[forward] = constants_of(forward, backward)
         _ends[forward] = ends_of(results) | solved_in(forward, results)
         share_views(forward, backward, context["_node"])
         if rounds:

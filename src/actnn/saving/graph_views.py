@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -50,6 +51,25 @@ def inputs_of(graph: fx.Graph) -> dict[str, fx.Node]:
 def results_of(forward: fx.Graph, backward: fx.Graph) -> set[fx.Node]:
     """Return the outputs of a forward graph that are not, or not only, saved for backward."""
     return set(Counter(_outputs_of(forward)) - Counter(_saved_of(forward, backward)))
+
+
+def constants_of(forward: fx.Graph, backward: fx.Graph) -> set[str]:
+    """Return the names of what is made of inputs without a gradient, and of nothing else.
+
+    Backward returns the gradient of each input that forward has, or None.
+    """
+    inputs = [node for node in inputs_of(forward).values() if node.name.startswith("primals")]
+    gradients: Any = backward.output_node().args[0]
+    if len(gradients) < len(inputs):
+        return set()
+    moving = {node for node, gradient in zip(inputs, gradients, strict=False) if gradient}
+    constants = set()
+    for node in forward.nodes:
+        if node in moving or not moving.isdisjoint(node.all_input_nodes):
+            moving.add(node)
+        else:
+            constants.add(node.name)
+    return constants
 
 
 def saved_alone(forward: fx.Graph, backward: fx.Graph) -> list[fx.Node]:

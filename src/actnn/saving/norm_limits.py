@@ -25,7 +25,7 @@ MOST = 2.0
 Noise is then as large as the row. That of 2 bits is smaller where all rows have the same variance.
 """
 STATISTIC = "statistic of a norm"  # the reason in records
-STATISTICS = frozenset({"NativeGroupNormBackward0"})
+STATISTICS = frozenset({"NativeGroupNormBackward0", "FusedRmsNormBackward0"})
 """Nodes of which all results but the first are statistics that have a gradient."""
 LOG_SOFTMAX = "LogSoftmaxBackward0"
 """Its decoded result is normalized again, so that the exponentials of a row sum to 1.
@@ -242,6 +242,8 @@ def _most_of(elements: int, eps: float) -> float:
 
 def _have_own_groups(x: Tensor, dims: list[int], groups: int, elements: int) -> bool:
     """Whether no group of codes has numbers of two rows, so that its step suits the row."""
+    if x.numel() == elements == math.prod(x.shape[dim] for dim in dims):
+        return True
     size, rest = divmod(elements, groups)
     # With fewer groups, the last one may be shorter, and the size of others is not known.
     known = not rest and size % _RUN == 0 and groups > size // _RUN + 1

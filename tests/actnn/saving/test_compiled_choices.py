@@ -144,3 +144,35 @@ def test_results_that_enter_their_own_derivative_have_as_many_bits_as_uncompiled
     actnn.compress(net, bits=2, min_bytes=0)
     limit = 2 * (gradient(net) - exact).norm()
     assert (gradient(torch.compile(net, backend="aot_eager")) - exact).norm() < limit
+
+
+class Rotary(nn.Module):
+    """Rotates pairs of numbers by their position times frequencies, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.out = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.register_buffer("frequencies", torch.logspace(0, -3, 32).view(32, 1))
+
+    def forward(self, x):
+        positions = torch.arange(x.shape[1], dtype=torch.float32).view(1, -1)
+        angles = (self.frequencies @ positions).t()
+        a, b = self.linear(x).chunk(2, -1)
+        c, s = angles.cos(), angles.sin()
+        return self.out(torch.cat([a * c - b * s, b * c + a * s], -1))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_has_no_gradient_is_kept(traced, dynamic):
+    """Angles, or their sines: of an angle of many turns, a 255th is more than one."""
+    torch.manual_seed(0)
+    net, x = Rotary(), torch.randn(2, 4096, 64)
+    net(x).square().mean().backward()
+    exact = net.linear.weight.grad.clone()
+    actnn.compress(net, bits=8, min_bytes=4096)
+    net.zero_grad()
+    run = torch.compile(net, backend="aot_eager_decomp_partition", dynamic=dynamic)
+    run(x).square().mean().backward()
+    assert traced == {("", None), ("out", 8)}
+    error = torch.linalg.vector_norm(net.linear.weight.grad - exact)
+    assert error < 0.01 * torch.linalg.vector_norm(exact)

@@ -281,3 +281,19 @@ def test_statistics_of_groups_are_kept():
     (found,) = torch.autograd.grad(value, weight)
     assert float((found - exact).norm() / exact.norm()) < 0.05
     assert [r.reason for r in saving.records].count("statistic of a norm") == 2
+
+
+def test_weights_that_are_made_are_no_rows():
+    """Those of a norm with one row, which has one limit, as its weights have one shape."""
+    torch.manual_seed(0)
+    made, embed = nn.Linear(8, 256), nn.Linear(8, 256)
+    x, upstream = torch.randn(1, 8), torch.randn(1, 256)
+
+    def loss():
+        return F.layer_norm(embed(x), (256,), weight=(20 * made(x)).view(256)) * upstream
+
+    exact = torch.autograd.grad(loss().sum(), [embed.weight, made.weight])
+    with actnn.saving.Saving(bits=8, min_bytes=0):
+        y = loss()
+    for a, b in zip(exact, torch.autograd.grad(y.sum(), [embed.weight, made.weight]), strict=True):
+        assert torch.linalg.vector_norm(a - b) < 0.02 * torch.linalg.vector_norm(a)

@@ -336,9 +336,7 @@ def _hoist(node: fx.Node, first: fx.Node) -> None:
 def _end_of(nodes: list[fx.Node]) -> fx.Node:
     """Return the node behind which calls may read some nodes: no call is among the inputs."""
     last = max(nodes)
-    if last.op != "placeholder":
-        return last
-    return next(node for node in reversed(last.graph.nodes) if node.op == "placeholder")
+    return last.graph.find_nodes(op="placeholder")[-1] if last.op == "placeholder" else last
 
 
 def _norms_of(node: fx.Node) -> Iterator[_Norm]:

@@ -309,11 +309,14 @@ def test_a_gradient_that_is_infinite_before_costs_are_measured_is_never_silent()
             y.register_hook(lambda g: g / ((g - exact).abs().max() < 0.1 * exact.abs().max()))
             return self.b((y * y).detach()) + (y * y).sum()
 
+    def run():
+        for _ in range(6):
+            net(torch.randn(64, 32)).sum().div(64 * 4).backward()
+
     net = Steep()
     adaptive = measured(net)
     with pytest.warns(actnn.ActNNWarning, match="infinite or NaN at 2 bits for all tensors"):
-        for _ in range(6):
-            net(torch.randn(64, 32)).sum().div(64 * 4).backward()
+        run()
     assert adaptive.bits
 
 

@@ -59,6 +59,7 @@ class _BatchNorm(Function):
         # In terms of the input: variance of the decoded one around the exact mean, over the exact
         # variance.
         variance, center = _moments(x)
+        mean, inverse = mean.to(center.dtype), inverse.to(center.dtype)
         off = center.sub_(mean)
         variance = torch.addcmul(variance, off, off)
         exact = inverse.pow(-2).sub_(ctx.eps).clamp_(min=_LEAST * ctx.eps)
@@ -69,7 +70,7 @@ class _BatchNorm(Function):
         dx, dweight, dbias = _aten.native_batch_norm_backward(
             dy.contiguous(memory_format=_format(x)),
             x,
-            scaled.to(factor.dtype if weight is None else weight.dtype),
+            scaled,
             None,
             None,
             mean,

@@ -137,3 +137,19 @@ def test_noise_does_not_grow_through_batch_norms():
     x, weights = torch.randn(8, 3 + 5, 16, 16), torch.randn(8, 8, 16, 16)
     sizes = [gradients(each, x, weights)[1][1].norm() for each in (exact, net)]
     assert sizes[1] < 3 * sizes[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_batch_norms_in_other_types(dtype):
+    """Level L3 multiplies weights by factors that float16 cannot hold."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)).to(dtype)
+    x, weights = torch.randn(4, 3, 6, 6, dtype=dtype), torch.randn(4, 4, 6, 6, dtype=dtype)
+    compressed = actnn.compress(copy.deepcopy(net), level="L3", bits=8, min_bytes=0)
+    exact, found = gradients(net, x, weights)[1], gradients(compressed, x, weights)[1]
+    for a, b in zip(exact, found, strict=True):
+        assert b.dtype == dtype
+        assert (a - b).abs().max() < 0.05 * max(a.abs().max() for a in exact)
+    with torch.no_grad():  # channels that are one number, and decode as the noise of others
+        compressed[0].weight[:4] = 0
+    assert all(each.isfinite().all() for each in gradients(compressed, x, weights)[1])

@@ -177,6 +177,12 @@ class Replay:
         )
         return 0 < len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
 
+    def frozen(self) -> Replay:
+        """Return the same, to which further backwards of the forward add nothing."""
+        found = copy.copy(self)
+        found._gradients = dict(self._gradients)
+        return found
+
     def first(self, samples: int) -> Replay:
         """Return the same of the first samples; tensors of other lengths stay whole."""
         n = self.samples

@@ -168,7 +168,8 @@ class Trials:
             return None  # compiled code has its own hooks, and bits that are fixed
         self._replays = [each for each in self._replays if each.complete]
         if len(self._replays) == self._batches:
-            self._run(Trial(saving, forward, self._replays), judge)
+            replays = [each.frozen() for each in self._replays]  # other threads may go on
+            self._run(Trial(saving, forward, replays), judge)
         if self._forwards >= self._next and not self.failed:
             if any(type(p) is not nn.Parameter for p in model.parameters() if p.requires_grad):
                 self._give_up(

@@ -320,6 +320,27 @@ def test_a_gradient_that_is_infinite_before_costs_are_measured_is_never_silent()
     assert adaptive.bits
 
 
+@pytest.mark.filterwarnings("error::actnn.ActNNWarning")
+def test_another_backward_during_a_comparison_changes_nothing():
+    """As that of another thread, which runs backward twice."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l, self.before = nn.Linear(8, 8), None
+
+        def forward(self, x):
+            if self.before is not None:
+                torch.autograd.grad(self.before, self.l.weight, retain_graph=True)
+            return self.l(x)
+
+    net = actnn.compress(Net(), bits=2, min_bytes=1 << 30)  # nothing is rounded
+    net.before = net(torch.randn(4, 8)).sum()
+    net.before.backward(retain_graph=True)
+    for _ in range(4):
+        net(torch.randn(4, 8)).sum().backward()
+
+
 @quiet
 def test_gradients_that_are_zero_or_overflow_at_first_are_measured_later():
     net = model()

@@ -51,3 +51,40 @@ def test_operators_exist():
         if hasattr(space, name)
     }
     assert found == known
+
+
+class Node:
+    """Has the attributes of a kind of autograd nodes, also of one that runs on GPUs alone."""
+
+    def __init__(self, name):
+        self._kind = getattr(torch._C._functions, name)
+
+    def __getattr__(self, name):
+        if name.startswith("_saved_") and hasattr(self._kind, name):
+            return torch.ones(1)
+        raise AttributeError(f"{self._kind.__name__} has no {name}")
+
+
+def kinds_of(table):
+    """What a table says of nodes, by the name of each node that this torch has."""
+    return {name: rule for name, rule in table.items() if hasattr(torch._C._functions, name)}
+
+
+def test_nodes_have_what_rules_read():
+    for name, norm in kinds_of(norm_limits.NORMS).items():
+        hash(norm.settings(Node(name)))
+        norm.statistics(Node(name))
+    for name, divisor in kinds_of(divisors._DIVISORS).items():
+        divisor(Node(name), lambda: torch.ones(1))
+    for name, intervals in kinds_of(sides._INTERVALS).items():
+        intervals(Node(name))
+    for name, order in kinds_of(comparisons._NORMS).items():
+        getattr(Node(name), order)
+
+
+def test_attention_runs_again_with_what_its_nodes_have():
+    kernels = kinds_of(attention._KERNELS)
+    assert kernels
+    for name, kernel in kernels.items():
+        for each in set(attention._names(kernel)) - set(attention._SETTINGS):
+            getattr(Node(name), f"_saved_{each}")

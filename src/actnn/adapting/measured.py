@@ -235,8 +235,8 @@ class Measured:
         if not equal.is_finite:
             self._trials.warn(
                 f"Compression makes the gradient infinite or NaN at {math.floor(self.average)} bits"
-                " for all tensors, with which level L3 begins. Expected it to be finite: begin"
-                " again from the weights before, with more bits",
+                " for all tensors, with which level L3 begins. Expected it to be finite: weights"
+                " may be NaN since; start again from a checkpoint, with more bits",
                 "begin",
             )
         scale = 1.0

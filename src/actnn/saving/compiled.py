@@ -101,8 +101,8 @@ class GraphHooks:
         # The order of memory, so that the result has strides in the same order.
         order = order_of(x)
         ordered = x.permute(order)
-        reads = any(_is_attention(each) for each in readers_of(made_by(node)))
-        sizes = [*ordered.shape, *_padded(ordered)] if reads else ordered.shape
+        aligned = _is_read_by_attention(made_by(node))
+        sizes = [*ordered.shape, *_padded(ordered)] if aligned else ordered.shape
         layout = (*_distinct(sizes), [order.index(dim) for dim in range(x.dim())])
         flat = ordered.reshape(-1)
         if x.dtype is torch.bool:
@@ -125,9 +125,8 @@ class GraphHooks:
 
     def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
         made = made_by(node)
-        if not has_gradient() or _is_statistic(made, x) or is_compared():
-            return None
-        if _is_computed_weight(node):
+        known = _is_statistic(made, x) or is_compared() or _is_computed_weight(node)
+        if known or not has_gradient():
             return None
         target = getattr(node.target, "__name__", str(node.target))
         info = TensorInfo(self._path(node), target, next(self._ids), x.shape, x.dtype, size)
@@ -135,7 +134,7 @@ class GraphHooks:
         if choice.action != "compress" or choice.bits in (None, LOSSLESS):
             return None
         least = bits_of_result(name_of(made))
-        if any(_is_attention(each) for each in readers_of(made)):
+        if _is_read_by_attention(made):
             least = max(least, attention_bits(choice.bits or saving.bits))
         elif any(map(_is_attention, _parents(made))):
             least = max(least, ATTENTION_BITS)
@@ -213,9 +212,8 @@ def _unpack(held: Any) -> Any:
     if kind == "unread":
         return torch.empty(0)
     *rest, sizes, where, places = rest
-    shape = [sizes[index] for index in where]
-    padded = shape[len(places) :]
-    del shape[len(places) :]
+    found = [sizes[index] for index in where]
+    shape, padded = found[: len(places)], found[len(places) :]
     n = math.prod(shape)
     if kind == "mask":
         return unpack_flat(rest[0])[:n].view(shape).permute(places)
@@ -269,6 +267,10 @@ def _parents(node: fx.Node) -> list[fx.Node]:
 
 def _is_attention(node: fx.Node) -> bool:
     return "attention" in str(node.target)
+
+
+def _is_read_by_attention(node: fx.Node) -> bool:
+    return any(_is_attention(each) for each in readers_of(node))
 
 
 def _is_statistic(node: fx.Node, x: Tensor) -> bool:

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from actnn.codec.memory_order import order_of
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.graph_norms import is_limit
-from actnn.saving.graph_views import ALIASES, inputs_of, made_by, source_of
+from actnn.saving.graph_views import ALIASES, inputs_of, made_by, past_inputs, source_of
 
 _aten = torch.ops.aten
 _COMPARING = {_aten.le, _aten.lt, _aten.ge, _aten.gt}
@@ -155,14 +155,9 @@ def _copied(node: fx.Node, made: dict[str, fx.Node]) -> fx.Node:
     if node.name not in made:
         inputs = {each: _copied(each, made) for each in node.all_input_nodes}
         last = max(inputs.values())
-        with last.graph.inserting_after(_last_of_inputs(last)):
+        with last.graph.inserting_after(past_inputs(last)):
             made[node.name] = last.graph.node_copy(node, inputs.__getitem__)
     return made[node.name]
-
-
-def _last_of_inputs(node: fx.Node) -> fx.Node:
-    """Return the last input of a graph instead of any other input; other nodes as they are."""
-    return list(inputs_of(node.graph).values())[-1] if node.op == "placeholder" else node
 
 
 def _insert_behind(

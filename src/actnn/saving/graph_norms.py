@@ -10,6 +10,7 @@ import torch
 from torch import SymInt, Tensor, fx
 
 from actnn.saving.exclusions import bounds_of
+from actnn.saving.graph_views import past_inputs
 from actnn.saving.norm_limits import LEAST, LOG_SOFTMAX, MOST
 
 _aten = torch.ops.aten
@@ -318,7 +319,7 @@ class _Limited:
 
 def _add(graph: fx.Graph, after: list[fx.Node], target: Any, *arguments: Any) -> fx.Node:
     """Add a call behind nodes."""
-    with graph.inserting_after(_end_of(after)):
+    with graph.inserting_after(past_inputs(max(after))):
         made = graph.call_function(target, arguments)
     given = fx.node.map_arg(arguments, lambda node: node.meta["val"])
     made.meta = {"val": target(*given), _LIMIT: True}
@@ -330,13 +331,7 @@ def _hoist(node: fx.Node, first: fx.Node) -> None:
     if first < node and node.op != "placeholder":
         for each in node.all_input_nodes:
             _hoist(each, first)
-        _end_of([first, *node.all_input_nodes]).append(node)
-
-
-def _end_of(nodes: list[fx.Node]) -> fx.Node:
-    """Return the node behind which calls may read some nodes: no call is among the inputs."""
-    last = max(nodes)
-    return last.graph.find_nodes(op="placeholder")[-1] if last.op == "placeholder" else last
+        past_inputs(max(first, *node.all_input_nodes)).append(node)
 
 
 def _norms_of(node: fx.Node) -> Iterator[_Norm]:

@@ -48,6 +48,14 @@ def inputs_of(graph: fx.Graph) -> dict[str, fx.Node]:
     return {node.name: node for node in graph.find_nodes(op="placeholder")}
 
 
+def past_inputs(node: fx.Node) -> fx.Node:
+    """Return the last input of a graph instead of any other input; other nodes as they are.
+
+    Calls that read the node are inserted behind it, so that none is among the inputs.
+    """
+    return node.graph.find_nodes(op="placeholder")[-1] if node.op == "placeholder" else node
+
+
 def results_of(forward: fx.Graph, backward: fx.Graph) -> set[fx.Node]:
     """Return the outputs of a forward graph that are not, or not only, saved for backward."""
     return set(Counter(_outputs_of(forward)) - Counter(_saved_of(forward, backward)))
@@ -63,13 +71,10 @@ def constants_of(forward: fx.Graph, backward: fx.Graph) -> set[str]:
     if len(gradients) < len(inputs):
         return set()
     moving = {node for node, gradient in zip(inputs, gradients, strict=False) if gradient}
-    constants = set()
     for node in forward.nodes:
-        if node in moving or not moving.isdisjoint(node.all_input_nodes):
+        if not moving.isdisjoint(node.all_input_nodes):
             moving.add(node)
-        else:
-            constants.add(node.name)
-    return constants
+    return {node.name for node in forward.nodes if node not in moving}
 
 
 def saved_alone(forward: fx.Graph, backward: fx.Graph) -> list[fx.Node]:

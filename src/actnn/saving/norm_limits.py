@@ -67,6 +67,11 @@ def _rows_of_groups(shape: Size, settings: Any) -> _Shape | None:
     return (shape[0], groups, shape[1] // groups, *shape[2:]), list(range(2, len(shape) + 1)), eps
 
 
+def _dimensions(node: Any) -> tuple[int, float]:
+    """Return how many dimensions a node has normalized. It does not know eps."""
+    return len(node._saved_normalized_shape), 0.0
+
+
 def _last_rows(shape: Size, settings: Any) -> _Shape:
     normalized, eps = settings
     return tuple(shape), list(range(len(shape) - normalized, len(shape))), eps
@@ -91,12 +96,8 @@ NORMS: dict[str, _Norm] = {
     "NativeGroupNormBackward0": _Norm(
         lambda node: (node._saved_group, node._saved_eps), _rows_of_groups
     ),
-    "NativeLayerNormBackward0": _Norm(
-        lambda node: (len(node._saved_normalized_shape), 0.0), _last_rows
-    ),
-    "FusedRmsNormBackward0": _Norm(
-        lambda node: (len(node._saved_normalized_shape), 0.0), _last_rows, False
-    ),
+    "NativeLayerNormBackward0": _Norm(_dimensions, _last_rows),
+    "FusedRmsNormBackward0": _Norm(_dimensions, _last_rows, False),
     **dict.fromkeys(
         (f"{kind}BatchNormBackward0" for kind in ("Native", "Cudnn", "Miopen")), _BATCH
     ),

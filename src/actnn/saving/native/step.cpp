@@ -77,9 +77,6 @@ bool is_kept_as(const nb::object &held, const Description &d) {
            std::equal(k.strides, k.strides + k.dimensions, d.strides, d.strides + d.dimensions);
 }
 
-bool is_neg(const nb::handle &tensor) { return holds_true(torch().is_neg.call(tensor.ptr())); }
-bool is_conj(const nb::handle &tensor) { return holds_true(torch().is_conj.call(tensor.ptr())); }
-
 // Whether memory has other numbers than the elements of a tensor.
 bool is_negated(const nb::handle &tensor, const Description &d) {
     return holds_true(torch().is_neg.call(tensor.ptr())) ||

@@ -27,6 +27,8 @@ _IN_ORDER = {  # what keeps the order of elements
     _aten.alias.default,
     _aten.detach.default,
 }
+# of GPUs, in newer versions of PyTorch
+_RMS_NORM = getattr(getattr(_aten, "_fused_rms_norm_backward", None), "default", None)
 _LIMIT = "actnn_limit"
 _ROUNDING = 1e-5  # by which the mean square of a row without noise may be off
 
@@ -91,12 +93,16 @@ def _limit_operator(node: fx.Node, made: dict[str, fx.Node]) -> None:
         x, shape, mean, scale = given[1:5]
         rows, size = x, x.meta["val"].dim()
         dims, others = list(range(size - len(shape), size)), []
+    elif node.target is _RMS_NORM:
+        x, shape, scale = given[1:4]
+        rows, mean, size = x, None, x.meta["val"].dim()
+        eps = _eps_of(made.get(scale.name), torch.finfo(x.meta["val"].dtype).eps)
+        dims, others = list(range(size - len(shape), size)), []
     elif node.target is _aten.native_group_norm_backward.default:
         x, mean, scale, _, samples, _, _, groups = given[1:9]
         before = [each for each in (x, samples, groups) if isinstance(each, fx.Node)]
         rows = _add(node.graph, before, _aten.reshape.default, x, [samples, groups, -1])
-        source = _first_of(made[mean.name]).args[0] if mean.name in made else None
-        eps = source.args[-1] if isinstance(source, fx.Node) else 0.0  # type: ignore[assignment]
+        eps = _eps_of(made.get(mean.name), 0.0)
         dims, others = [2], [2]
     elif node.target is _aten.native_batch_norm_backward.default and given[7]:
         x, (mean, scale), eps = given[1], given[5:7], given[8]
@@ -108,6 +114,12 @@ def _limit_operator(node: fx.Node, made: dict[str, fx.Node]) -> None:
         mean = _add(node.graph, [mean], _aten.unsqueeze.default, mean, dim)
         scale = _add(node.graph, [scale], _aten.unsqueeze.default, scale, dim)
     _Limited(rows, scale, mean, _Norm(rows, mean, scale, eps, dims)).replace([node], x)
+
+
+def _eps_of(statistic: fx.Node | None, default: float) -> float:
+    """Return the last argument of the norm that makes a statistic; the default if it is None."""
+    norm: Any = None if statistic is None else _first_of(statistic).args[0]
+    return (default if norm.args[-1] is None else norm.args[-1]) if norm else 0.0
 
 
 def _normalize_logarithms(node: fx.Node, made: dict[str, fx.Node]) -> None:

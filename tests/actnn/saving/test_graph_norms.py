@@ -1,10 +1,13 @@
 """Norms in compiled code: rows without variance, such as class tokens and filters that are 0."""
 
+from operator import getitem
+
 import pytest
 import torch
 from torch import nn
 
 import actnn
+from actnn.saving.graph_norms import limit_normalized
 
 BACKEND = "aot_eager_decomp_partition"
 WIDTH, TOKENS = 96, 16  # rows share groups of codes
@@ -155,6 +158,69 @@ def test_views_that_norms_read_are_made_behind_all_inputs():
     actnn.compress(model, bits=8, min_bytes=0)
     compiled = torch.compile(model, backend=BACKEND)
     assert distance(gradients(model, compiled, x), exact) < 0.02
+
+
+class FunctionalRMS(nn.Module):
+    """A norm that is one operator on a GPU, in backward, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return nn.functional.rms_norm(x, (WIDTH,), self.weight, 1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("backend", ["aot_eager", BACKEND])
+def test_rows_without_variance_of_fused_norms(backend):
+    torch.manual_seed(0)
+    model, x = Tokens(FunctionalRMS()).cuda(), torch.randn(8, TOKENS - 1, 32, device="cuda")
+    exact = gradients(model, model, x)
+    torch._dynamo.reset()
+    actnn.compress(model, bits=8, min_bytes=4096)
+    compiled = torch.compile(model, backend=backend)
+    assert distance(gradients(model, compiled, x), exact) < 0.1
+
+
+def fused_rms_norm_backward(grad, x, shape, scale, weight, _):
+    z, g = x * scale, grad * weight
+    return scale * (g - z * (g * z).mean(-1, keepdim=True)), (grad * z).sum(0)
+
+
+def test_backward_of_a_fused_norm_reads_rows_of_limited_size():
+    """CPUs have no kernel of that operator: its formula takes its place."""
+    operator = getattr(torch.ops.aten, "_fused_rms_norm_backward", None)
+    if operator is None:
+        pytest.skip("not for PyTorch without fused RMS norms")
+    forward, backward = torch.fx.Graph(), torch.fx.Graph()
+    sizes = {"x": (4, WIDTH), "weight": (WIDTH,), "getitem_1": (4, 1), "grad": (4, WIDTH)}
+    x, weight = forward.placeholder("x"), forward.placeholder("weight")
+    norm = forward.call_function(torch.ops.aten._fused_rms_norm.default, (x, [WIDTH], weight, 1e-6))
+    forward.call_function(getitem, (norm, 0))
+    forward.call_function(getitem, (norm, 1))
+    given = {name: backward.placeholder(name) for name in sizes}
+    for name, node in given.items():
+        node.meta["val"] = torch.empty(sizes[name], device="meta")
+    x, weight, scale, grad = given.values()
+    arguments = (grad, x, [WIDTH], scale, weight, [True, True])
+    norm = backward.call_function(operator.default, arguments)
+    backward.output(norm)
+    limit_normalized(forward, backward)
+    norm.target = fused_rms_norm_backward
+    backward.lint()
+    torch.manual_seed(0)
+    exact, grads = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+    exact[1] = 0
+    scales = (exact.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    decoded, weights = exact + 0.01 * torch.randn(4, WIDTH), torch.ones(WIDTH)
+    run = torch.fx.GraphModule({}, backward)
+    _, expected = fused_rms_norm_backward(grads, exact, [WIDTH], scales, weights, None)
+    _, found = run(decoded, weights, scales, grads)
+    assert distance(found, expected) < 0.1
+    unlimited = fused_rms_norm_backward(grads, decoded, [WIDTH], scales, weights, None)[1]
+    assert distance(unlimited, expected) > 1
+    assert torch.equal(run(exact, weights, scales, grads)[1], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

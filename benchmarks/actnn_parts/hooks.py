@@ -5,7 +5,8 @@
 Linear layers of so few features that the host limits the step. Each saves two tensors: its input
 and its weight. `idle` are hooks that return what they get: this time is PyTorch's own. `kept`
 tensors pass the hooks of actnn only. Inputs with codes are also encoded in the forward and decoded
-in the backward: two launches. `codec` is what these two calls take from Python.
+in the backward: two launches, which allocate their results. `codec` is what these two calls take
+from Python.
 """
 
 import argparse
@@ -60,6 +61,8 @@ def main() -> None:
     exact = step_of(model(), x)
     plain = min(best(exact, device) for _ in range(2))
     print(f"{where}, PyTorch {torch.__version__}: a layer takes {plain / LAYERS:.1f} us")
+    operator = best(lambda: x + 1, device, 2000)
+    print(f"an operator of PyTorch, which allocates and launches: {operator:.1f} us")
 
     def idle():
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):

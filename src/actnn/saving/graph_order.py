@@ -24,6 +24,7 @@ from actnn.saving.graph_views import (
     constants_of,
     inputs_of,
     made_by,
+    name_random_states,
     results_of,
     saved_alone,
     share_views,
@@ -113,6 +114,7 @@ def arrange(*, rounds: bool = True) -> None:
         return
     forward, backward = context["_fw_graph"], context["_bw_graph"]
     if forward not in _arranged:
+        name_random_states(forward, backward)
         results = results_of(forward, backward)
         _constants[forward] = constants_of(forward, backward)
         _ends[forward] = ends_of(results) | solved_in(forward, results)

@@ -48,6 +48,30 @@ def inputs_of(graph: fx.Graph) -> dict[str, fx.Node]:
     return {node.name: node for node in graph.find_nodes(op="placeholder")}
 
 
+def name_random_states(forward: fx.Graph, backward: fx.Graph) -> None:
+    """Give saved states of random numbers one name in both graphs, as AOTAutograd requires.
+
+    It looks for what is saved by name, but its partitioner names these states anew: those of random
+    operators in checkpointed code, to which attention belongs.
+    """
+    made, inputs = forward.output_node().all_input_nodes, inputs_of(backward)
+    states = [node for name, node in inputs.items() if name.startswith("rng_state_output")]
+    saved = [
+        node
+        for node in made
+        if node.target is operator.getitem
+        and node.args[1] == 0
+        and str(node.args[0].target) == "run_and_save_rng_state"  # type: ignore[union-attr]
+    ]
+    if len(states) != len(saved):  # another version of PyTorch, which says what it lacks
+        return
+    for state, node in zip(states, saved, strict=True):
+        for other in backward.nodes:
+            if other.name == node.name and other is not state:
+                other._rename(f"{node.name}_again")
+        state.name = node.name
+
+
 def past_inputs(node: fx.Node) -> fx.Node:
     """Return the last input of a graph instead of any other input; other nodes as they are.
 

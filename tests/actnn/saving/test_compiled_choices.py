@@ -104,6 +104,34 @@ def test_gradients_of_compiled_blocks_with_choices(checkpoints):
     torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-6)
 
 
+class Attention(Block):
+    def forward(self, x):
+        heads = self.a(x).view(4, 16, 4, 16).transpose(1, 2)
+        mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        mixed = nn.functional.dropout(mixed, 0.25)
+        return x + self.b(torch.sin(mixed).transpose(1, 2).reshape(64, 64))
+
+
+def test_random_operators_in_compiled_checkpoints():
+    """Their states are saved, which the backward graph calls otherwise."""
+
+    def gradients(run):
+        torch.manual_seed(1)
+        return torch.autograd.grad(run(x).square().mean(), list(net.parameters()))
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    net, x = Net(checkpoints=True), torch.randn(64, 64)
+    net.blocks = nn.ModuleList(Attention() for _ in range(2))
+    exact = gradients(torch.compile(net, backend="aot_eager_decomp_partition"))
+    for bits, tolerance in ((32, 1e-6), (8, 0.02)):
+        torch._dynamo.reset()
+        actnn.compress(net, bits=bits, min_bytes=0)
+        found = gradients(torch.compile(net, backend="aot_eager_decomp_partition"))
+        for a, b in zip(found, exact, strict=True):
+            assert (a - b).norm() <= tolerance * b.norm()
+
+
 def test_compiled_blocks_of_copies_and_of_models_that_are_plain_again():
     torch._dynamo.reset()
     net = compiled(actnn.compress(Net(), bits=4, min_bytes=1024), whole=False)

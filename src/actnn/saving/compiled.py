@@ -96,7 +96,8 @@ class GraphHooks:
         if not is_read():
             return ("unread",)
         size = math.prod(x.shape) * x.element_size()
-        if size < saving.min_bytes or _is_expanded(x):
+        has_codes = x.is_floating_point() or x.dtype is torch.bool
+        if size < saving.min_bytes or _is_expanded(x) or not has_codes:
             return x
         # The order of memory, so that the result has strides in the same order.
         order = order_of(x)
@@ -108,8 +109,7 @@ class GraphHooks:
         if x.dtype is torch.bool:
             return ("mask", fusible_mask(flat), *layout)
         # whether codes can express float64 is not known here
-        real = x.is_floating_point() and x.dtype is not torch.float64
-        bits = self._bits(saving, x, node, size) if real else None
+        bits = None if x.dtype is torch.float64 else self._bits(saving, x, node, size)
         if bits is None:
             return x
         made = made_by(node)

@@ -112,7 +112,11 @@ class Attention(Block):
         return x + self.b(torch.sin(mixed).transpose(1, 2).reshape(64, 64))
 
 
-def test_random_operators_in_compiled_checkpoints():
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager_decomp_partition", pytest.param("inductor", marks=pytest.mark.slow)],
+)
+def test_random_operators_in_compiled_checkpoints(backend):
     """Their states are saved, which the backward graph calls otherwise."""
 
     def gradients(run):
@@ -123,11 +127,11 @@ def test_random_operators_in_compiled_checkpoints():
     torch._dynamo.reset()
     net, x = Net(checkpoints=True), torch.randn(64, 64)
     net.blocks = nn.ModuleList(Attention() for _ in range(2))
-    exact = gradients(torch.compile(net, backend="aot_eager_decomp_partition"))
+    exact = gradients(torch.compile(net, backend=backend))
     for bits, tolerance in ((32, 1e-6), (8, 0.02)):
         torch._dynamo.reset()
         actnn.compress(net, bits=bits, min_bytes=0)
-        found = gradients(torch.compile(net, backend="aot_eager_decomp_partition"))
+        found = gradients(torch.compile(net, backend=backend))
         for a, b in zip(found, exact, strict=True):
             assert (a - b).norm() <= tolerance * b.norm()
 

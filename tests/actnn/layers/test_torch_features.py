@@ -44,6 +44,7 @@ def test_autocast_of_norms_after_linear_layers(norm):
         assert (a - b).norm() <= 0.05 * a.norm()
 
 
+@pytest.mark.slow
 def test_grad_scaler():
     model = compressed_copy(conv_net(), bits=8)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -329,6 +330,7 @@ def test_torch_compile_does_not_compile_the_hooks_of_uncompiled_frames():
     assert "made again in backward" in {record.reason for record in model.actnn.records}
 
 
+@pytest.mark.slow
 def test_compiled_blocks_in_a_python_model():
     torch._dynamo.reset()
     model, x = nn.Sequential(Block(), Block()), torch.randn(2, 16, 32)
@@ -339,6 +341,7 @@ def test_compiled_blocks_in_a_python_model():
         assert (a - b).norm() <= 0.05 * a.norm() + 1e-3
 
 
+@pytest.mark.slow
 @NEEDS_GLOO
 def test_ddp_and_fsdp2(tmp_path):
     run_two(worker, tmp_path, 2, "gloo")

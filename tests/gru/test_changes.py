@@ -169,6 +169,7 @@ class TestLearnedScalesAndCheckpoints:
             same(target(x)[0], source(x)[0])
 
 
+@pytest.mark.slow
 def test_an_exit_with_plans_in_use_is_silent():
     code = (
         "import torch; from quant_gru import QuantGRU\n"

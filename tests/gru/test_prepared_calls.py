@@ -82,13 +82,6 @@ def strided(x, order):
     return x.permute(order).contiguous().permute(back)
 
 
-@pytest.fixture(params=["table", "attributes"])
-def looks(request, monkeypatch):
-    """Native code looks at tensors through torch's table of functions, or without it."""
-    if request.param == "attributes":
-        monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
-
-
 @torch.no_grad()
 @pytest.mark.usefixtures("looks")
 @pytest.mark.parametrize("batch_first", [False, True])
@@ -234,6 +227,7 @@ with torch.inference_mode():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_goes_on():
     """With threads, too: none of ours is alive between calls."""

@@ -209,6 +209,7 @@ def test_channels_last_stays():
 
 
 # inductor's import; its compiler takes minutes
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 def test_torch_compile_inlines_the_hooks():
     """With the decompositions and the partitioner of inductor, but without its code generation."""

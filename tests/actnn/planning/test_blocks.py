@@ -45,6 +45,7 @@ def test_units_run_what_they_can():
     assert as_run(units, [whole] * 3) == (whole,) * 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
 def test_one_compiled_form_serves_all_bits():
     torch.manual_seed(0)

@@ -170,12 +170,12 @@ class PreparedCall:
         """
         if self._native is None:
             return None
-        if self.live and not self._may_update():
-            return None
         if type(x) is PackedSequence:
             packing = self._packing_of(x)
             found = packing and self.start(weights, x.data, hx, None, False, packing)
             return found and (PackedSequence._make((found[0], *x[1:])), found[1])
+        if self.live and not self._may_update():
+            return None
         rows_first = batch_first
         if self.live and batch_first and isinstance(x, Tensor) and x.dim() == 3:
             # autograd records the transposed input

@@ -315,13 +315,14 @@ CallInput = tuple[int, int, int]
 class Steps:
     """Launches, and functions between them, that start in order; see bindings/cuda_steps.hpp.
 
-    `fields` follow the addresses that a start gets, `fail` raises the error of a status, and `keep`
-    owns the memory of the arguments.
+    `uses` are the addresses that each step follows, `fields` follow them, `fail` raises the error
+    of a status, and `keep` owns the memory of the arguments.
     """
 
     def __init__(
         self,
         steps: Sequence[Launches | Callable[..., None]],
+        uses: Sequence[Sequence[int]],
         fields: Sequence[Fields],
         fail: Callable[[int], None],
         keep: Any,

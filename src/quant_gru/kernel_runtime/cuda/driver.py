@@ -14,7 +14,7 @@ from quant_gru.kernel_runtime import _native
 from quant_gru.kernel_runtime.cuda import compiler, cublaslt
 from quant_gru.kernel_runtime.cuda.cublaslt import Described, Product
 from quant_gru.kernel_runtime.cuda.graph_capture import refuse_in_capture
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Multiplication
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.sources import RUNTIME, Sources
 from quant_gru.kernel_runtime.cuda.streams import streams_of
 from quant_gru.kernel_runtime.errors import KernelError, raised_as
@@ -88,8 +88,22 @@ class Prepared:
             self._device.raise_for(status)
 
 
+class Multiplication(NamedTuple):
+    """A prepared GEMM.
+
+    Attributes:
+        launch: The launch of the GEMM.
+        record: The addresses of its matrices and its workspace, see `cublaslt.Described`.
+        workspace: Size of its workspace in bytes.
+    """
+
+    launch: Prepared
+    record: Any
+    workspace: int
+
+
 class Device:
-    """One GPU and the kernels of a package loaded on it.
+    """One GPU and the kernels of a package loaded on it. In tests, the host stands in for it.
 
     Args:
         index: Index of the GPU.
@@ -97,6 +111,7 @@ class Device:
 
     Attributes:
         native: The same GPU in native code.
+        arch: The architecture for which kernels are compiled, such as 'sm_90a'.
         stream: Returns torch's current stream, which waits for tensors shared by all calls.
     """
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.backward import Gradients, Wanted
-from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision, weights_of
 from quant_gru.kernels.cuda.backward.steps import add_steps, matrix_in
@@ -43,7 +43,7 @@ class Schedule:
     """
 
     def __init__(
-        self, calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Machine
+        self, calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Device
     ) -> None:
         first = calls[0]
         self._frozen = [weakref.ref(call.plan.frozen) for call in calls]

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
+from quant_gru.kernel_runtime.cuda.driver import Device
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda.backward.inputs import IN_DOUBLE, PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.launch_plan import VARIABLES, Schedule
@@ -42,7 +42,7 @@ def backward(
     grad_last: Sequence[Tensor | None],
     wanted: Wanted | None = None,
     precision: str = "bf16",
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> list[Gradients]:
     """Backpropagate through one layer, with both directions in the same launches if they match.
 
@@ -87,7 +87,7 @@ def _backward(
     grad_last: Sequence[Tensor | None],
     wanted: Wanted,
     precision: Precision,
-    machine: Machine | None,
+    machine: Device | None,
 ) -> list[Gradients]:
     given = list(zip(tapes, grad_out, grad_last, strict=True))
     calls = [Call(*each) for each in given]
@@ -118,7 +118,7 @@ def _backward(
 
 
 def _schedule_of(
-    calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Machine
+    calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Device
 ) -> Schedule:
     """Return the schedule of such calls, prepared at the first of them."""
     first = calls[0].plan.frozen

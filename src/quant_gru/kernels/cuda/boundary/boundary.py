@@ -11,7 +11,8 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
 from quant_gru.integer.rounding import NUMBERS
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer, pack_requantizer
 from quant_gru.kernels.cuda import machine as machines
@@ -20,7 +21,7 @@ from quant_gru.kernels.cuda.recurrence import planner
 
 
 def quantize(
-    quantizer: Quantizer, x: Tensor, machine: Machine | None = None
+    quantizer: Quantizer, x: Tensor, machine: Device | None = None
 ) -> tuple[Tensor, Tensor]:
     """Quantize `x` as `Quantizer.quantize` does, and find rows with NaN.
 
@@ -47,7 +48,7 @@ def dequantize(
     quantizer: Quantizer,
     codes: Tensor,
     nan: Tensor | None = None,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> Tensor:
     """Dequantize `codes` to float32 as `Quantizer.dequantize` does; rows in `nan` become NaN.
 
@@ -69,7 +70,7 @@ def dequantize(
     return values
 
 
-def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None = None) -> None:
+def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Device | None = None) -> None:
     """Set a gradient to 0, in place, where `Quantizer.inside` is False; NaN stays NaN.
 
     Args:
@@ -97,7 +98,7 @@ def requantize(
     below: Sequence[Quantizer],
     above: Quantizer,
     codes: Sequence[Tensor],
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> Tensor:
     """Requantize X = weighted_sum(h - z_h) for each direction of the layer below.
 
@@ -123,7 +124,7 @@ def mask_requantized(
     above: Quantizer,
     codes: Sequence[Tensor],
     grad: Tensor,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> None:
     """Set a gradient to 0, in place, where `requantize` clamps; NaN stays NaN.
 
@@ -144,7 +145,7 @@ def _requantize(
     above: Quantizer,
     codes: Sequence[Tensor],
     to: Tensor,
-    machine: Machine | None,
+    machine: Device | None,
 ) -> None:
     """Write codes if `to` has an integer dtype; mask it as a gradient if it is floating-point."""
     if not to.numel():
@@ -162,7 +163,7 @@ def events(
     p: float,
     shape: tuple[int, int, int],
     stream: int,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> Tensor:
     """Draw the events of `quant_gru.integer.random.events` on a GPU.
 
@@ -180,7 +181,7 @@ def events(
     return found
 
 
-def _start(launch: _native.PlannedLaunch, of: Tensor, machine: Machine | None) -> None:
+def _start(launch: _native.PlannedLaunch, of: Tensor, machine: Device | None) -> None:
     machine = machine or machines.machine_of(of.device)
     kernel = Kernel.of(*launch[:3])
     machine.launch(kernel, planner.grid_of(launch[3]), arguments_of(launch))

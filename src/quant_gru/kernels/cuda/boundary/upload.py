@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.tensor_launch import tensor_launch
 
 _MOST = 496  # as in upload.cu
@@ -29,7 +30,7 @@ class Upload:
         device: The device of the copies.
     """
 
-    def __init__(self, machine: Machine, device: torch.device) -> None:
+    def __init__(self, machine: Device, device: torch.device) -> None:
         self._arguments: Any = _UploadC()
         grid, fields = Grid((1, 1), 512), ("to", "count")
         self._launch = tensor_launch(machine, device, [(_KERNEL, grid)], self._arguments, fields)

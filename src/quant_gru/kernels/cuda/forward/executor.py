@@ -11,7 +11,8 @@ from torch import Tensor
 
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda import planned_launches
@@ -43,7 +44,7 @@ def run(
     h0: Tensor,
     lengths: Tensor | None = None,
     reverse: bool = False,
-    machine: Machine | None = None,
+    machine: Device | None = None,
     held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one layer and direction, with the results of `quant_gru.integer.cell.run`.
@@ -64,7 +65,7 @@ def run_directions(
     directions: Sequence[Direction],
     x: Tensor,
     lengths: Tensor | None = None,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """Run the directions of a layer over the same codes, in one launch if possible.
 
@@ -129,7 +130,7 @@ class _Call:
         return self.x.data_ptr(), h0, out, last, self.reverse, held
 
 
-def _run(calls: Sequence[_Call], machine: Machine) -> None:
+def _run(calls: Sequence[_Call], machine: Device) -> None:
     """Run the directions of a layer, whose codes have at least one step and row."""
     x, lengths = calls[0].x, calls[0].lengths
     T, N, _ = x.shape

@@ -16,8 +16,9 @@ from torch import Tensor
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.kernel_runtime.allocators import maker, row_maker
+from quant_gru.kernel_runtime.cuda.driver import Device
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.cell import Cell, filled
@@ -51,7 +52,7 @@ class Planned(NamedTuple):
 
 
 def planned(
-    machine: Machine,
+    machine: Device,
     layers: Sequence[Sequence[Cell]],
     T: int,
     N: int,
@@ -112,7 +113,7 @@ class Schedule:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: Device,
         layers: Sequence[Sequence[Cell]],
         T: int,
         N: int,
@@ -124,7 +125,9 @@ class Schedule:
         numbers, self._kept = cells[0].numbers, plan.kept
         self._sizes, device = (T, N, numbers.H), numbers.device
         inputs: list[tuple[int, int, int]] = []
-        steps, multiplies = Steps(machine, BLOCKS), False
+        # batches of packed rows have their own x and orders of rows
+        changing = (0, 8, 9) if form.is_packed else ()
+        steps, multiplies = Steps(machine, BLOCKS, changing), False
         for launch in plan.launches:
             *_, reads, product = launch
             if product is not None:
@@ -147,7 +150,7 @@ class Schedule:
             self._makers(form, plan, len(layers[0]) * numbers.H, len(cells), keeps, device),
             Tensor,
             device.index if device.type == "cuda" else -1,
-            native_streams(machine, device),
+            native_streams(machine.stream, device),
         )
 
     def _makers(

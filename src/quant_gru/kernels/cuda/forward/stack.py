@@ -13,8 +13,8 @@ from torch import Tensor
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernel_runtime.cuda.driver import Device, Prepared
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda import machine as machines
@@ -33,7 +33,7 @@ _stacks: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], Stack | None]] = (
 )
 
 
-def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
+def stack_of(plan: GRUPlan, machine: Device | None = None) -> Stack | None:
     """Return the stack of a plan, which is created at its first use.
 
     Return None if an operator has more than 16 bits, or if sums are rounded twice (`double`).
@@ -80,7 +80,7 @@ class Stack:
         states: Layers times directions.
     """
 
-    def __init__(self, plan: GRUPlan, machine: Machine) -> None:
+    def __init__(self, plan: GRUPlan, machine: Device) -> None:
         self.machine = machine
         self.layers = [
             [
@@ -186,7 +186,7 @@ class Stack:
             guard: The guard of all weights of the module, which the plan follows.
         """
         sizes, functions = self._native_arguments()
-        stream, _ = native_streams(self.machine, self.device)
+        stream, _ = native_streams(self.machine.stream, self.device)
         given = (sizes, guard, (*functions, stream), CHANGES, _KEPT_BYTES)
         return _native.PreparedStepGPU(*given, self.machine.raise_for)
 

@@ -229,7 +229,8 @@ class PreparedCall:
             found = run_real(self.plan, x, hx, None, None, None, packing, dtype)
         if self._prepare_step is not None and not capturing(self._device):
             updates = launched_updates(self.live, self._cells)
-            self._prepare_step(self._native, updates, x, hx, packing, dtype, made)
+            if updates is not None:
+                self._prepare_step(self._native, x, hx, None, packing, dtype, made, updates)
         return found
 
     def _may_update(self) -> bool:

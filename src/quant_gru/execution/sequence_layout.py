@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.call_form import Packing, inward, outward
-from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing, index_of
 from quant_gru.kernels import _native
 from quant_gru.kernels.dispatch import executor_of
 from quant_gru.parameters.schema import Shape
@@ -137,8 +137,7 @@ def packing_on(device: torch.device) -> _native.PackingOf:
     It returns None for what `normalize` must check or change. The caller ensures that no function
     transform is active.
     """
-    index = device.index if device.type == "cuda" else -1
-    return _native.PackingOf(Tensor, index, partial(_layout, device), Packing)
+    return _native.PackingOf(Tensor, index_of(device), partial(_layout, device), Packing)
 
 
 def _layout(device: torch.device, sizes: bytes, N: int) -> Tensor:

@@ -332,7 +332,7 @@ class CUDA(Executor):
     ) -> PreparedStep | None:
         """See `Executor`."""
         stack = self.stack_of(plan)
-        return None if stack is None else (stack.prepared_step(guard), stack.prepare_step)
+        return None if stack is None else (stack.prepared_step(guard), stack.prepare)
 
     def prepared_backward(self, plan: GRUPlan, precision: str) -> Prepared | None:
         """See `Executor`."""
@@ -387,15 +387,14 @@ class CUDA(Executor):
     def requantize(self, seam: Seam, codes: Sequence[Tensor]) -> Tensor:
         """See `Executor`."""
         if takes(*seam.below, seam.above):
-            return boundary.requantize(*seam, codes)
+            return boundary.requantize(seam, codes)
         return super().requantize(seam, codes)
 
     def masked_requantized(self, seam: Seam, codes: Sequence[Tensor], grad: Tensor) -> Tensor:
         """See `Executor`."""
         if not _is_plain(grad) or not takes(*seam.below, seam.above):
             return super().masked_requantized(seam, codes, grad)
-        boundary.mask_requantized(*seam, codes, grad)
-        return grad
+        return boundary.requantize(seam, codes, grad)
 
     def dequantize(self, quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
         """See `Executor`."""

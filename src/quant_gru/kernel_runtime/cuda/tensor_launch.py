@@ -9,6 +9,7 @@ import torch
 
 from quant_gru.kernel_runtime import _native
 from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.graph_capture import index_of
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 
@@ -41,7 +42,7 @@ def tensor_launch(
         prepared.native,
         [base + getattr(kind, name).offset for name in varying],
         torch.Tensor,
-        -1 if device.type == "cpu" else device.index,
+        index_of(device),
         native_streams(machine.stream, device)[0],
         machine.raise_for,
         (prepared, arguments),

@@ -17,7 +17,7 @@ from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernel_runtime.allocators import maker, row_maker
 from quant_gru.kernel_runtime.cuda.driver import Device
-from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing, current, index_of
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision, weights_of, zero_on
@@ -69,7 +69,7 @@ class PreparedBackward:
         self._plan, self._machine = plan, machine
         self._precision: Precision = PRECISIONS[precision]
         self._device = plan.cells[0][0].weights.W.device
-        self._index = self._device.index if self._device.type == "cuda" else -1
+        self._index = index_of(self._device)
         self._kinds: dict[Any, _native.GPUBackward | None] = {}
         # and what it was asked for
         self._latest: tuple[_native.GPUBackward, tuple[Any, ...]] | None = None
@@ -172,16 +172,11 @@ class PreparedBackward:
         made = _OUTS + cells
         steps = Steps(self._machine, made + len(wanted), _OF_ROWS if packed else ())
         size = add_steps(steps, planned, size, _SPACE, made)
-        is_gpu = device.type == "cuda"
-        functions = (
-            Tensor,
-            torch._C._cuda_getDevice if is_gpu else lambda: -1,
-            native_streams(self._machine.stream, device),
-            torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
-        )
+        is_here, is_captured = current(device)
+        functions = (Tensor, is_here, native_streams(self._machine.stream, device), is_captured)
         return _native.GPUBackward(
             steps.native((keep, zero)),
-            (device.index if is_gpu else -1, size, _KEPT_BYTES, cells, packed, T, N),
+            (self._index, size, _KEPT_BYTES, cells, packed, T, N),
             layouts,
             [maker((size,), device, torch.int8), *_makers(self._plan, given, wanted)],
             functions,

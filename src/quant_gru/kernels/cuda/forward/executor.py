@@ -19,6 +19,7 @@ from quant_gru.kernels.cuda import planned_launches
 from quant_gru.kernels.cuda.plan.cell import Cell, filled
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.shapes import check_run
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,8 @@ class _Call:
 
     def __init__(self, direction: Direction, x: Tensor, lengths: Tensor | None) -> None:
         plan = direction.plan
-        T, N, C = x.shape
-        H = plan.hidden_size
-        rows = N if lengths is None else lengths.numel()
-        if plan.input_size != C or direction.h0.shape != (N, H) or rows != N:
-            raise QuantGRUError(
-                f"Expected x of {plan.input_size} features, h0 of shape ({N}, {H}) and {N} "
-                f"lengths, got x of {C}, h0 of shape {tuple(direction.h0.shape)} and {rows} lengths"
-            )
+        (T, N, _), H = x.shape, plan.hidden_size
+        check_run(plan, x, direction.h0, lengths, direction.held)
         device = plan.weights.W.device
         if x.device != device or direction.h0.device != device:
             raise QuantGRUError(
@@ -116,8 +111,6 @@ class _Call:
         self.lengths = lengths
         self.reverse = direction.reverse
         held = direction.held
-        if held is not None and held.shape != (T, N, H):
-            raise QuantGRUError(f"Expected held to be {(T, N, H)}, got {tuple(held.shape)}")
         self.held = None if held is None else held.to(x.device, torch.bool).contiguous()
         self.out = torch.empty((T, N, H), dtype=plan.h.container, device=x.device)
         self.last = torch.empty((N, H), dtype=plan.h.container, device=x.device)

@@ -240,7 +240,7 @@ class Started:
     def _start(self):
         self.count += 1
 
-    def add_to(self, launches):
+    def __call__(self, launches):
         launches.add(self._place, Grid((1, 1), 1), 0)
 
 

@@ -8,7 +8,7 @@ from quant_gru import QuantConfig, QuantGRU, export_onnx, float_state_dict
 
 onnx = pytest.importorskip("onnx")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module", autouse=True)

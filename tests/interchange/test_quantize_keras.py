@@ -126,6 +126,7 @@ def test_states_that_stay():
         assert np.abs(a - b).max() < 5e-3
 
 
+@pytest.mark.slow
 def test_what_the_result_offers(tmp_path):
     model = model_of(
         lambda x: layers.Dense(2)(layers.Bidirectional(layers.GRU(H, return_sequences=True))(x))

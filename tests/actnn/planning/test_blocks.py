@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.backends.debugging import aot_eager
 
 import actnn
 from actnn.planning import blocks
@@ -76,7 +75,7 @@ def test_a_model_runs_compiled_as_one_or_by_blocks(monkeypatch):
     def backend_of(form):
         def backend(graph, inputs):
             compiled.append((form, sum(n.op == "call_function" for n in graph.graph.nodes)))
-            return aot_eager(graph, inputs)
+            return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
         return backend
 
@@ -113,7 +112,7 @@ def test_compiled_code_runs_again_after_a_report(monkeypatch):
     ran = []
 
     def backend(graph, inputs):
-        run = aot_eager(graph, inputs)
+        run = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
         return lambda *args: ran.append(1) or run(*args)
 
     monkeypatch.setattr(blocks, "_backend", lambda form: backend)

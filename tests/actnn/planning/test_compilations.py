@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.backends.debugging import aot_eager
 
 from actnn.planning import Planner, blocks
 from actnn.planning.fit import MEMORY_SHARES, WHOLE_SAVES
@@ -41,7 +40,7 @@ def compiled(monkeypatch):
             def backend(graph, inputs):
                 calls = sum(node.op == "call_function" for node in graph.graph.nodes)
                 counts["block" if calls <= ONE_BLOCK else "model", form] += 1
-                return aot_eager(graph, inputs)
+                return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
             backends[form] = backend
         return backends[form]
@@ -186,7 +185,7 @@ def test_other_orders_of_rounding_are_no_other_gradients(compiled, monkeypatch, 
     """But where random numbers are drawn, these may be others."""
 
     def other(graph, inputs):
-        run = aot_eager(graph, inputs)
+        run = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
         return lambda *arguments: [y * 1.01 for y in run(*arguments)]
 
     exact = blocks._backend
@@ -204,7 +203,7 @@ def test_rounding_of_compiled_code_is_measured(compiled, monkeypatch, factor, ri
 
     def scaled(by):
         def other(graph, inputs):
-            run = aot_eager(graph, inputs)
+            run = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
             return lambda *arguments: [y * by for y in run(*arguments)]
 
         return other

@@ -19,6 +19,9 @@ from quant_gru.errors import forget_notes
 
 pytest_plugins = ["skips"]
 
+# Collecting makes little garbage: it is looked for once, in pytest_collection_finish.
+gc.disable()
+
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci")
 
@@ -117,6 +120,7 @@ def pytest_collection_finish(session):
         share_torchlib()
     gc.collect()
     gc.freeze()
+    gc.enable()
     session.config.stash[SECONDS] = processor_seconds()
 
 

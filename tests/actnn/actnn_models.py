@@ -1,5 +1,8 @@
 """Small models and helpers for the tests of saving and layers."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -58,6 +61,42 @@ def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     (y.float() * weights.to(y.device)).sum().backward()
     assert x.grad is not None
     return [x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def gradient(value: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    """The whole gradient of a value, flat."""
+    found = torch.autograd.grad(value, list(model.parameters()))
+    return torch.cat([each.flatten() for each in found])
+
+
+def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The norm of the difference, relative to that of `exact`."""
+    return float((found - exact).norm() / exact.norm())
+
+
+def has_node(y: torch.Tensor, name: str) -> bool:
+    """Whether a node of the graph of `y` has this in its name."""
+    left = [y.grad_fn]
+    while left:
+        node = left.pop()
+        if name in type(node).__name__:
+            return True
+        left += [each for each, _ in node.next_functions if each is not None]
+    return False
+
+
+def run_by(way: str, model: nn.Module, **settings: Any) -> Callable[..., torch.Tensor]:
+    """The compressed model as a function: by "model", "context", or the backend of a compiler."""
+    if way == "context":
+        saving = actnn.compressed(model=model, **settings)
+
+        def run(*batch: torch.Tensor) -> torch.Tensor:
+            with saving:
+                return model(*batch)
+
+        return run
+    actnn.compress(model, **settings)
+    return model if way == "model" else torch.compile(model, backend=way)
 
 
 def compressed_copy(model: nn.Module, **settings: object) -> nn.Module:

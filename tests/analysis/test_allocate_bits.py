@@ -153,6 +153,7 @@ def test_flash_is_what_c_source_takes(preset, bits, tmp_path):
     assert (sizes.flash, sizes.tables) == (source.flash_bytes, source.table_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("widths", "changes"),
     [
@@ -229,6 +230,7 @@ def test_predictions_are_finite_where_each_operator_alone_takes_away_most_of_the
     assert _bounded(errors, 2.0) == errors
 
 
+@pytest.mark.slow
 def test_all_predictions_are_finite_at_few_bits():
     for widths in ((1, 4), (2, 3, 4)):
         found = allocate_bits(small_gru(), DATA, 1500, widths, progress=False)
@@ -343,6 +345,7 @@ def test_tied_operators_share_a_width():
     assert widths["input.x"] == widths["output.h"]
 
 
+@pytest.mark.slow
 def test_several_grus_get_a_configuration_each():
     torch.manual_seed(0)
     model = torch.nn.Sequential()

@@ -99,6 +99,7 @@ def test_a_cost_is_what_a_model_with_this_width_measures(measured):
         assert narrow == {(place.layer, int(place.reverse), place.operator)}
 
 
+@pytest.mark.slow
 def test_a_width_near_that_of_the_others_is_measured_against_finer_ones():
     costs = {c.bits: c for c in sensitivity(tagger(), BATCHES[:1], widths=(8, 16)).costs}
     assert 40 < costs[16].sqnr - costs[8].sqnr < 56  # 8 bits are 48 dB
@@ -133,6 +134,7 @@ def test_the_model_does_not_change():
             assert gru.config == QuantConfig.int8()
 
 
+@pytest.mark.slow
 def test_the_kinds_of_a_quantized_model_are_kept():
     config = QuantConfig.int8_wide().replace_globals(scale_kind="free")
     found = sensitivity(convert_model(tagger(), config), BATCHES[:1], widths=(8,), progress=False)
@@ -155,6 +157,7 @@ def share_right(model):
     return torch.cat([model(x).argmax(-1).flatten() for x in BATCHES])
 
 
+@pytest.mark.slow
 def test_a_metric_of_samples_says_which_changes_are_clear():
     model = tagger()
     with torch.no_grad():
@@ -242,6 +245,7 @@ def _process(rank, folder, expected):
     assert len(measured) in (32, 33)  # of 64 operators and one base
 
 
+@pytest.mark.slow
 @NEEDS_GLOO
 def test_processes_share_the_work(measured, tmp_path):
     expected = [cost for cost in measured[0].costs if cost.bits == 8]

@@ -260,6 +260,7 @@ def test_a_function_that_calls_parts_of_the_model():
     assert len(found.costs) == 2 * 17
 
 
+@pytest.mark.slow
 def test_the_resulting_model_has_no_hooks():
     found = allocate_bits(front(), BATCHES, 2000, progress=False)
     modules = list(found.model.modules())

@@ -84,6 +84,7 @@ def test_tune(source: str, tmp_path: Path) -> None:
     assert max(each.bitwidth or 0 for each in config.operators.values()) <= 8
 
 
+@pytest.mark.slow
 def test_tune_of_several_grus_and_other_budgets(source: str, tmp_path: Path) -> None:
     target = tmp_path / "widths.json"
     limits = ("--flash", 2000, "--packed", 1900, "--bits", 8)

@@ -157,7 +157,7 @@ def planned_launches(machine: Machine, layers: Any, T: int, N: int, form: CallFo
     if not all(cell.form.narrow for cells in layers for cell in cells):
         return None
     plan = launch_plan.planned(machine, layers, T, N, form, keeps=False)  # type: ignore[arg-type]
-    return plan and plan.launches
+    return plan and plan[0][0]
 
 
 def code_launches(machine: Machine, cell: Cell, T: int, N: int) -> Any:

@@ -6,7 +6,7 @@ import torch
 from host_machine import Prepared
 
 from quant_gru.kernel_runtime.cuda import cublaslt
-from quant_gru.kernel_runtime.cuda.launch import Multiplication
+from quant_gru.kernel_runtime.cuda.driver import Multiplication
 
 Pointer = ctypes.c_void_p
 DTYPES = {0: torch.float32, 14: torch.bfloat16}
@@ -99,7 +99,7 @@ class Cublas:
 
 
 def multiplying(host, cublas):
-    """What `Machine.multiply` is where kernels run on the host, of a stand-in's products."""
+    """What `Device.multiply` is where kernels run on the host, of a stand-in's products."""
     library = cublaslt.Library(cublas.functions)
 
     def multiply(product):

@@ -424,7 +424,7 @@ def test_what_is_given_is_checked(host, monkeypatch):
     out, last = random_gradients(tape)
     with pytest.raises(QuantGRUError, match="Expected precision to be one of bf16, tf32, fp32"):
         layer.backward([tape], [out], [last], None, "int8", host)
-    with pytest.raises(QuantGRUError, match=r"Expected grad_out to be \(6, 5, 20\)"):
+    with pytest.raises(QuantGRUError, match=r"Expected grad_out to be of shape \(6, 5, 20\)"):
         layer.backward([tape], [out[:-1]], [last], None, "bf16", host)
     monkeypatch.setenv(BACK_SHAPE, "3,1,1,8")
     rule = (

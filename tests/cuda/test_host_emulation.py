@@ -469,7 +469,7 @@ def test_requantize(host, bits, directions):
     seam = Seam([_between(q, above) for q in below], below, above)
     states = [torch.randint(q.lo, q.hi + 1, (4, 3, 70)).to(q.container) for q in below]
     expected = dispatch.Executor().requantize(seam, states)
-    got = boundary.requantize(*seam, states, host)
+    got = boundary.requantize(seam, states, machine=host)
     assert got.dtype == above.container
     assert got.shape == (4, 3, 70 * directions)
     assert torch.equal(got, expected)
@@ -477,10 +477,10 @@ def test_requantize(host, bits, directions):
     grad[1, 2, :5] = torch.nan
     masked = dispatch.Executor().masked_requantized(seam, states, grad.clone())
     assert 0.1 < (masked == 0).float().mean() < 0.9
-    boundary.mask_requantized(*seam, states, grad, host)
+    boundary.requantize(seam, states, grad, host)
     torch.testing.assert_close(grad, masked, rtol=0, atol=0, equal_nan=True)
     none = [each[:0] for each in states]
-    assert boundary.requantize(*seam, none, host).shape == (0, 3, 70 * directions)
+    assert boundary.requantize(seam, none, machine=host).shape == (0, 3, 70 * directions)
 
 
 def test_events(host):

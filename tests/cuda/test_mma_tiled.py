@@ -19,6 +19,7 @@ CaseC = structure(
 )
 
 
+@pytest.mark.slow
 # unit warps, row warps, columns, stages; H, features, rows
 @pytest.mark.parametrize(
     ("tile", "sizes"),

@@ -48,6 +48,7 @@ def quantized(config, C=C, H=H, **options):
     return calibrated_gru(C, H, config, seed=C + H, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize(
     ("config", "shape", "sizes"),

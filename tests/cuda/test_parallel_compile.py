@@ -184,6 +184,7 @@ def test_a_wait_for_the_compiler_can_be_interrupted():
     assert gpu.load("a") == b"code"
 
 
+@pytest.mark.slow
 def test_exit_waits_for_the_compiler(tmp_path):
     """Threads of autograd are not Python's: what they start would be left behind."""
     script = """
@@ -240,7 +241,7 @@ class Started:
     def _start(self):
         self.count += 1
 
-    def add_to(self, launches):
+    def __call__(self, launches):
         launches.add(self._place, Grid((1, 1), 1), 0)
 
 

@@ -268,7 +268,7 @@ def bases(host, prepared, gru, x):
     schedule = next(each for each in prepared._stack._schedules.values() if each is not None)
     y, h_n = natively(prepared, gru, x)
     given = (host, prepared._stack.layers, 5, 3, CallForm(), False)
-    recurrent = launch_plan.planned(*given).launches[-1]
+    recurrent = launch_plan.planned(*given)[0][0][-1]
     at = next(at for at, block, _ in recurrent[5] if block == SPACE)
     return y, h_n, schedule.records[-1][at // 8]
 

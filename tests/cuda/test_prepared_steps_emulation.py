@@ -8,9 +8,11 @@ import torch
 from bits import assert_same_bits
 from host_machine import COMPILER
 from stub_cublas import Cublas, multiplying
+from torch.nn.utils.rnn import pack_sequence
 
 from kept import calibrated_gru
 from quant_gru.kernel_runtime.cuda import driver
+from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import launch_plan, prepared
@@ -434,3 +436,24 @@ def test_little_memory_is_kept(monkeypatch):
     for _ in range(2):
         results(gru, x[:4])
     assert not any(each.forget() for each in back._kinds.values())
+
+
+def test_only_launches_that_convert_follow_the_batch(host, monkeypatch):
+    """The others of packed rows repeat where x and the orders of rows are new."""
+    found, native = [], _native.Steps
+
+    def steps(each, uses, fields, *more):
+        found.append([set(use) for use in uses])
+        return native(each, uses, fields, *more)
+
+    monkeypatch.setattr(_native, "Steps", steps)
+    gru = training()
+    packed = pack_sequence(list(torch.randn(3, 6, C)), enforce_sorted=False)
+    plain = torch.randn(7, 3, C)
+    for x in (packed, plain):
+        y, _ = gru(x)
+        (y if x is plain else y.data).sum().backward()
+    forward, backward, *of_plain = found
+    assert [bool(use & {0, 8, 9}) for use in forward] == [True, False, True]
+    assert [bool(use & {1, 7, 8}) for use in backward if use] == [True, False]
+    assert [sum(map(bool, uses)) for uses in of_plain] == [1, 1]

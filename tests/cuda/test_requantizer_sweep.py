@@ -11,6 +11,7 @@ from quant_gru.kernel_runtime.cuda.launch import Grid
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ROUNDINGS)
 def test_a_part_of_the_accumulators(host, rule):
     """Those that 64 threads take: 4096 places with 64 neighbours each."""

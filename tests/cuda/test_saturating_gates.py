@@ -62,6 +62,7 @@ def check(host, plan, seed):
     assert torch.equal(run(host, plan, Wx, Rh, h).to(torch.int64), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "seeds"), [("half_even", 240), ("half_away", 60), ("half_up", 40), ("floor", 40)]
 )

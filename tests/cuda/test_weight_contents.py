@@ -131,6 +131,7 @@ def looks(host):
     return sum(function == "contents" for function, _ in host.launched)
 
 
+@pytest.mark.slow
 @emulated
 def test_looks_follow_the_first_calls_and_then_every_16th(host, monkeypatch):
     gru, x = quantized(), torch.randn(2, 3, C)

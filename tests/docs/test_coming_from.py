@@ -74,6 +74,7 @@ def test_quant_gru_pytorch(generation, names):
     assert again.get_quant_config() == names["gru"].get_quant_config()
 
 
+@pytest.mark.slow
 def test_aimet(names):
     quantsim = pytest.importorskip("aimet_onnx.quantsim")
     onnx = pytest.importorskip("onnx")

@@ -8,11 +8,10 @@ from example_runs import load
 
 from quant_gru import FrozenQuantGRU
 
-pytest.importorskip("sklearn")
-
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_from_training_to_the_targets(tmp_path, capsys):
+    pytest.importorskip("sklearn")
     example = load("deploy_microcontroller")
     folder = tmp_path / "firmware"
     example.main(["--output", str(folder), "--hidden-size", "6", "--epochs", "1"])

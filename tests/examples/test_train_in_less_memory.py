@@ -7,10 +7,9 @@ from example_runs import load
 
 from actnn.planning import parse_bytes
 
-pytest.importorskip("sklearn")
-
 
 def test_the_table_has_every_way_and_plans_within_their_budgets(capsys):
+    pytest.importorskip("sklearn")
     example = load("train_in_less_memory")
     example.main(["--steps", "1", "--batch", "32"])
     text = capsys.readouterr().out

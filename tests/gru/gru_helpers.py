@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import io
 import warnings
 
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
+import quant_gru
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 
 FUSIBLE = ("op.rRh", "op.old_contrib", "op.new_contrib")
@@ -95,6 +97,49 @@ def same(a, b):
         if isinstance(ours, torch.Tensor) and ours.is_floating_point():
             signs = ours.signbit() & (ours == 0), theirs.signbit() & (theirs == 0)
             assert torch.equal(*signs), "signs of zeros differ"
+
+
+def saved_and_loaded(value, **options):
+    """What torch.load returns of a file that torch.save has written."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **options)
+
+
+def onnx_run(path, *inputs):
+    """The outputs of an ONNX file for inputs in its order, by ONNX Runtime."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.register_custom_ops_library(quant_gru.onnx_operator_library())
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    feeds = dict(zip(names, (each.numpy() for each in inputs), strict=True))
+    return [torch.from_numpy(each) for each in session.run(None, feeds)]
+
+
+def calibrated_alike(gru, *batches):
+    """What a QuantGRU with the weights of `gru` reports after these batches, one by one."""
+    other = QuantGRU(C, H, batch_first=gru.batch_first, config=gru.config)
+    other.load_state_dict({name: p.detach() for name, p in gru.named_parameters()})
+    for batch in batches:
+        other.calibrate(*batch if isinstance(batch, tuple) else (batch,))
+    other.finalize_calibration()
+    return other.get_quant_config()
+
+
+class Reaching(torch.nn.Module):
+    """Two GRUs, the second of which forward may not reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle, self.reach = QuantGRU(C, H), QuantGRU(C, H), False
+
+    def forward(self, x):
+        y = self.used(x)[0]
+        return y + self.idle(x)[0] if self.reach else y
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ def test_the_gain_points_at_it_too(good, name, octaves):
     assert later == sorted(later, reverse=True)
 
 
-@pytest.mark.parametrize("bias", [20, 40, 80])
+@pytest.mark.parametrize("bias", first_of([40, 20, 80], 1))
 def test_gates_that_stay_open(bias):
     """'minmax' covers the open gates: few codes are left for the others."""
 
@@ -143,7 +143,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", first_of(CONFIGS, 3))
 @pytest.mark.parametrize("factor", first_of((1, 0.3, 4), 1))
 def test_calibrated_grus_get_no_remark(name, factor):
     def change(gru):
@@ -175,6 +175,7 @@ def remembering():
     return gru
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["int8", "int8_wide"])
 def test_a_trained_gru_gets_no_remark(preset):
     quantized = QuantGRU(4, 16, config=preset).eval()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru import QuantConfig, QuantGRU
 from quant_gru.execution import sequence_layout
 from quant_gru.integer.call_form import inward, outward
 from quant_gru.modules import quantization_state
@@ -61,16 +61,6 @@ def test_gradients_of_any_dtype(dtype):
     assert ours.dtype is dtype
     assert torch.equal(ours, theirs.to(dtype))
     assert all(map(torch.equal, weights, expected))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_training_of_a_half_module(dtype):
-    gru = quantized().to(dtype).train()
-    x = seeded(5, 3, C).to(dtype)
-    y, h_n = gru(x)
-    (y.sum() + h_n.sum()).backward()
-    assert (y.dtype, h_n.dtype) == (dtype, dtype)
-    assert {w.grad.dtype for w in gru.parameters()} == {dtype}
 
 
 def test_autocast(monkeypatch):
@@ -203,17 +193,3 @@ def test_packed_calls_are_prepared(monkeypatch):
         assert torch.equal(again[0].data, y.data)
         assert torch.equal(again[1], h_n)
     assert prepared_anew(monkeypatch, lambda: gru(packed)) == 0
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ([2, 3], "not to grow, got 3 at step 1 after 2"),
-        ([-1, 0], "not to be negative and not to grow, got -1 at step 0$"),
-        ([3, 3], "to have the 6 rows of its batch_sizes, got 4"),
-    ],
-)
-def test_batch_sizes_that_are_wrong(sizes, message):
-    gru = quantized()
-    with pytest.raises(QuantGRUError, match=message):
-        gru(PackedSequence(seeded(4, C), torch.tensor(sizes)))

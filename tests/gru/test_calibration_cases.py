@@ -127,10 +127,12 @@ def test_values_too_small_for_a_scale():
     assert scales["op.old_contrib"] == 2.0**-126
 
 
+@pytest.mark.slow
 def test_refining_finds_better_scales():
     assert quality("int8", row(67, 256), refine=True) >= 18
 
 
+@pytest.mark.slow
 def test_refining_takes_all_layers_and_directions():
     shape = {"num_layers": 2, "bidirectional": True}
 

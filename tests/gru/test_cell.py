@@ -190,8 +190,7 @@ def test_errors():
 
 
 def test_compiled():
-    torch._dynamo.config.allow_rnn = True
     cell = decoder().cell
     x = seeded(3, C, seed=4)
-    with torch.no_grad():
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         same(torch.compile(cell, backend="eager", fullgraph=True)(x), cell(x))

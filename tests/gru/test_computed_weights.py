@@ -17,6 +17,7 @@ from quant_gru import (
     freeze_model,
     load_frozen,
 )
+from sweeps import first_of
 
 C, H = 5, 6
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
@@ -88,7 +89,7 @@ def test_freezing(compute: Compute, cell: bool) -> None:
 
 
 @pytest.mark.parametrize("cell", [False, True], ids=["gru", "cell"])
-@pytest.mark.parametrize("copied", [True, False], ids=["copied", "in place"])
+@pytest.mark.parametrize("copied", first_of([False, True], 1))
 @pytest.mark.parametrize("compute", KINDS)
 def test_converting(compute: Compute, copied: bool, cell: bool) -> None:
     """Also after a call with gradients, as after training."""

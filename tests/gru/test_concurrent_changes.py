@@ -145,6 +145,7 @@ class TestACallWithinACall:
         torch.manual_seed(6)
         assert torch.equal(inner[0], gru(2 * x)[0])
 
+    @pytest.mark.slow
     def test_of_a_signal(self):
         """A handler runs wherever the interpreter is; a deadlock would end in the timeout."""
         code = """

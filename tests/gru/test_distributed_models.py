@@ -3,13 +3,14 @@
 import json
 import warnings
 
+import pytest
 import torch
 from gru_helpers import C, H, seeded
 
 from quant_gru import QuantGRU, calibrate_model
 from two_processes import NEEDS_GLOO, joined, run_two
 
-pytestmark = NEEDS_GLOO
+pytestmark = [NEEDS_GLOO, pytest.mark.slow]
 
 
 class Model(torch.nn.Module):

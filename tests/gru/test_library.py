@@ -19,6 +19,7 @@ import quant_gru.torch_ops.operators as library
 import quant_gru.torch_ops.plan_sources as sources
 from quant_gru import CalibrationError, QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.execution.noise import Noise
+from sweeps import first_of
 
 FORWARD = torch.ops.quant_gru.forward.default
 BACKWARD = torch.ops.quant_gru.backward.default
@@ -75,11 +76,12 @@ def gradients(run, gru, x, hx):
 
 class TestOpcheck:
     @pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
-    @pytest.mark.parametrize("options", [{}, {"bias": False}, DEEP], ids=["plain", "bare", "deep"])
+    @pytest.mark.parametrize("options", first_of([DEEP, {}, {"bias": False}], 1))
     def test_forward(self, options, needs_grad):
         gru = quantized(**options)
         torch.library.opcheck(FORWARD, arguments(gru, seeded(5, 3, C), needs_grad=needs_grad))
 
+    @pytest.mark.slow
     def test_forward_with_lengths_and_dropout(self):
         lengths = torch.tensor([5, 4, 2])
         args = arguments(
@@ -94,7 +96,7 @@ class TestOpcheck:
         args = (x, h0, None, frozen._integers(), frozen.plan, *numbers)
         torch.library.opcheck(FORWARD, args)
 
-    @pytest.mark.parametrize("options", [{}, DEEP], ids=["plain", "deep"])
+    @pytest.mark.parametrize("options", first_of([{}, DEEP], 1))
     def test_backward(self, options):
         gru = quantized(**options)
         args = arguments(gru, seeded(5, 3, C))
@@ -107,8 +109,9 @@ class TestOpcheck:
 class TestCompile:
     @pytest.mark.parametrize(
         "options",
-        [{}, {"batch_first": True}, {**DEEP, "bias": False}, {"config": "w8a16-fused"}],
-        ids=["plain", "batch_first", "deep", "w8a16-fused"],
+        first_of(
+            [{**DEEP, "bias": False}, {"batch_first": True}, {}, {"config": "w8a16-fused"}], 2
+        ),
     )
     def test_inference(self, options):
         gru = quantized(**options)
@@ -118,6 +121,7 @@ class TestCompile:
             same(run(x), gru(x))
             same(run(x, states(gru, 4)), gru(x, states(gru, 4)))
 
+    @pytest.mark.slow
     def test_unbatched(self):
         gru = quantized(**DEEP)
         x, hx = seeded(6, C), states(gru, 1)[:, 0]
@@ -145,11 +149,13 @@ class TestCompile:
         x, hx = seeded(5, 3, C), states(gru, 3)
         same(gradients(compiled(gru), gru, x, hx), gradients(gru, gru, x, hx))
 
+    @pytest.mark.slow
     def test_float64(self):
         gru = quantized().double()
         x, hx = seeded(5, 3, C).double(), states(gru, 3).double()
         same(gradients(compiled(gru), gru, x, hx), gradients(gru, gru, x, hx))
 
+    @pytest.mark.slow
     def test_nan(self):
         gru = quantized(**DEEP)
         x, hx = seeded(5, 3, C), states(gru, 3)
@@ -174,6 +180,7 @@ class TestCompile:
         x, hx = seeded(5, 3, C), states(model.gru, 3)
         same(gradients(compiled(model), model, x, hx), gradients(model, model, x, hx))
 
+    @pytest.mark.slow
     def test_inductor(self):
         if shutil.which("g++") is None:
             pytest.skip("inductor needs a C++ compiler")
@@ -188,6 +195,7 @@ class TestCompile:
         with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=False):
             same(torch.compile(gru, backend="aot_eager")(x), gru(x))
 
+    @pytest.mark.slow
     @pytest.mark.skipif(
         torch.torch_version.TorchVersion(torch.__version__) < (2, 13),
         reason="older Dynamos fail at packing instead of breaking the graph",
@@ -210,6 +218,7 @@ class TestCompile:
         same(run(x, hx), frozen(x, hx))
         same(run(x[:3]), frozen(x[:3]))
 
+    @pytest.mark.slow
     def test_frozen_follows_what_is_loaded(self):
         first, second = quantized().freeze(), quantized("pot8-symmetric").freeze()
         x = seeded(5, 3, C)
@@ -250,6 +259,7 @@ class TestNothingIsStale:
             same(run(x), gru(x))
             assert not torch.equal(run(x)[0], before[0])
 
+    @pytest.mark.slow
     def test_calibrated_again(self):
         gru = quantized()
         x = seeded(5, 3, C)
@@ -327,7 +337,7 @@ def test_dropout_of_backward_is_that_of_forward(monkeypatch):
 
 
 class TestExport:
-    @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+    @pytest.mark.parametrize("strict", first_of([False, True], 1))
     @pytest.mark.parametrize("frozen", [False, True], ids=["quantized", "frozen"])
     def test_saved_program_needs_no_module(self, frozen, strict):
         gru = quantized(**DEEP, batch_first=True)

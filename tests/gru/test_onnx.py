@@ -6,12 +6,13 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from gru_helpers import C, H, packed, quantized, seeded, states
+from gru_helpers import C, H, onnx_run, packed, quantized, seeded, states
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import quant_gru
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.interchange.onnx.profiles import EXACT, PROFILES
+from sweeps import first_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -23,19 +24,8 @@ OLD = [
 ]
 
 
-def run(path, *inputs):
-    """The outputs of a file for inputs in its order."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    options.register_custom_ops_library(quant_gru.onnx_operator_library())
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-    feeds = dict(zip(names, (each.numpy() for each in inputs), strict=True))
-    return [torch.from_numpy(each) for each in session.run(None, feeds)]
-
-
 def openvino_run(path):
-    """As `run`, by OpenVINO: a function of the inputs of a file."""
+    """As `onnx_run`, by OpenVINO: a function of the inputs of a file."""
     openvino = pytest.importorskip("openvino")
     # by itself it would compute in bfloat16 where the processor has it
     options = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -50,7 +40,7 @@ def openvino_run(path):
 
 def runtimes(path):
     """Functions of the inputs of a file, one for each runtime that is installed."""
-    return [partial(run, path), *([openvino_run(path)] if find_spec("openvino") else [])]
+    return [partial(onnx_run, path), *([openvino_run(path)] if find_spec("openvino") else [])]
 
 
 def kinds(graph):
@@ -75,7 +65,7 @@ def path(tmp_path):
 # --- one GRU
 
 
-@pytest.mark.parametrize("config", ["pot8", "pot16", "free8-fused", "w8a16-fused"])
+@pytest.mark.parametrize("config", first_of(["pot8", "free8-fused", "pot16", "w8a16-fused"], 2))
 @pytest.mark.parametrize(
     "options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}]
 )
@@ -86,7 +76,7 @@ def test_integers_of_other_sizes_are_those_of_the_module(config, options, path):
     assert set(report) == {"output", "h_n"}
     x = seeded(7, 1, C, seed=9, scale=2.0)
     with torch.no_grad():
-        for ours, theirs in zip(run(path, x), gru(x), strict=True):
+        for ours, theirs in zip(onnx_run(path, x), gru(x), strict=True):
             assert torch.equal(ours, theirs)
             assert not (ours == 0)[ours.signbit()].any(), "a negative zero"
 
@@ -96,7 +86,7 @@ def test_initial_states_and_lengths(path):
     rows, _ = packed(4, 7, 1)
     assert none_differ(quant_gru.export_onnx(gru, path, (rows, states(gru, 3))))
     x, lengths, hx = seeded(4, 5, C, seed=3), torch.tensor([5, 1, 4, 2]), states(gru, 4, seed=8)
-    y, h_n = run(path, x, hx, lengths)
+    y, h_n = onnx_run(path, x, hx, lengths)
     batch = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     with torch.no_grad():
         theirs, states_after = gru(batch, hx)
@@ -110,9 +100,11 @@ def test_saturating_infinite_and_missing_values(path):
     x = seeded(4, 2, C, scale=1e6)
     x[1, 0, :2] = torch.tensor([torch.inf, -torch.inf])
     with torch.no_grad():
-        assert torch.equal(run(path, x)[0], gru(x)[0])
+        assert torch.equal(onnx_run(path, x)[0], gru(x)[0])
         x[2, 1] = torch.nan
-        assert torch.equal(run(path, x)[0], gru(torch.nan_to_num(x, 0.0, torch.inf, -torch.inf))[0])
+        assert torch.equal(
+            onnx_run(path, x)[0], gru(torch.nan_to_num(x, 0.0, torch.inf, -torch.inf))[0]
+        )
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -126,7 +118,7 @@ def test_a_frozen_gru(profile, path, tmp_path):
     quant_gru.export_onnx(gru, other, x, profile)
     with torch.no_grad():
         for each in (path, other):
-            assert (run(each, x)[0] - gru(x)[0]).abs().max() < 0.02
+            assert (onnx_run(each, x)[0] - gru(x)[0]).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("config", ["pot8", "pot8-symmetric", "pot8-fused", "pot16"])
@@ -185,7 +177,7 @@ def test_one_node_a_layer(profile, options, path):
     quant_gru.export_onnx(gru, path, (x, hx), profile, verify=False)
     with torch.no_grad():
         tolerance = 1e-6 if profile == "float" else 2e-2
-        torch.testing.assert_close(run(path, x, hx)[0], real(x, hx)[0], rtol=0, atol=tolerance)
+        torch.testing.assert_close(onnx_run(path, x, hx)[0], real(x, hx)[0], rtol=0, atol=tolerance)
 
 
 def test_a_float_gru_needs_no_scales(path):
@@ -193,7 +185,7 @@ def test_a_float_gru_needs_no_scales(path):
     x = seeded(4, 2, C)
     assert quant_gru.export_onnx(gru, path, x, "float") == {}
     with torch.no_grad():
-        torch.testing.assert_close(run(path, x)[0], gru(x)[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(onnx_run(path, x)[0], gru(x)[0], rtol=0, atol=1e-6)
 
 
 def test_nothing_is_unrolled(path):
@@ -205,7 +197,7 @@ def test_nothing_is_unrolled(path):
 
 
 @pytest.mark.parametrize("config", ["pot8", "pot16", "free8"])
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", first_of(PROFILES, 2))
 def test_steps_are_the_stream(config, profile, path):
     gru = quantized(config, num_layers=2)
     report = quant_gru.export_step_onnx(gru, path, profile)
@@ -213,7 +205,7 @@ def test_steps_are_the_stream(config, profile, path):
     containers = [stream.state.dtype] * 2
     codes = [each.contiguous() for each in stream.state]
     for step in seeded(6, 3, C):
-        y, *codes = run(path, step, *codes)
+        y, *codes = onnx_run(path, step, *codes)
         expected = stream(step)
         assert [each.dtype for each in codes] == containers
         if profile in EXACT:
@@ -247,7 +239,7 @@ class Tagger(torch.nn.Module):
         return self.linear(y), h_n
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", first_of(PROFILES, 2))
 def test_a_whole_model_with_another_batch_and_length(profile, path):
     model = Tagger().train()
     N = 1 if profile in EXACT else 3
@@ -258,7 +250,7 @@ def test_a_whole_model_with_another_batch_and_length(profile, path):
     x, model = seeded(5, 13, 4, seed=4), model.eval()
     with torch.no_grad():
         y, h_n = model(x)
-    calls = runtimes(path) if profile != "operator" else [partial(run, path)]
+    calls = runtimes(path) if profile != "operator" else [partial(onnx_run, path)]
     for call, exact in zip(calls, (1e-6, 0.02), strict=False):
         # OpenVINO's convolution may round to the other side of a code
         tolerance = exact if profile in EXACT else 0.1
@@ -266,6 +258,7 @@ def test_a_whole_model_with_another_batch_and_length(profile, path):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_a_whole_model_that_packs_its_rows(path):
     model = Tagger(packs=True).eval()
     report = quant_gru.export_onnx(model, path, (seeded(3, 9, 4), torch.tensor([9, 4, 6])))
@@ -273,7 +266,7 @@ def test_a_whole_model_that_packs_its_rows(path):
     x, lengths = seeded(5, 13, 4, seed=4), torch.tensor([3, 13, 1, 8, 8])
     with torch.no_grad():
         expected = model(x, lengths)
-    for ours, theirs in zip(run(path, x, lengths), expected, strict=True):
+    for ours, theirs in zip(onnx_run(path, x, lengths), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
@@ -289,6 +282,7 @@ class Twice(torch.nn.Module):
         return self.other(y, h)
 
 
+@pytest.mark.slow
 def test_a_gru_that_is_called_twice_and_a_frozen_one(path):
     model = Twice()
     given = seeded(5, 2, H), states(model.gru, 2)
@@ -301,7 +295,7 @@ def test_a_gru_that_is_called_twice_and_a_frozen_one(path):
     }
     x, hx = seeded(7, 3, H, seed=2), states(model.gru, 3, seed=6)
     with torch.no_grad():
-        for ours, theirs in zip(run(path, x, hx), model(x, hx), strict=True):
+        for ours, theirs in zip(onnx_run(path, x, hx), model(x, hx), strict=True):
             assert torch.equal(ours, theirs)
 
 
@@ -324,7 +318,7 @@ def test_a_learned_state_and_inputs_by_keyword(path):
     assert {name for name in report if "." in name} == {"gru.input", "gru.output"}
     x = seeded(7, 3, C, seed=2)
     with torch.no_grad():
-        assert torch.equal(run(path, x)[0], model(x=x)["y"])
+        assert torch.equal(onnx_run(path, x)[0], model(x=x)["y"])
 
 
 class Denoiser(torch.nn.Module):
@@ -340,7 +334,7 @@ class Denoiser(torch.nn.Module):
         return x * torch.sigmoid(self.linear(y)), h_n
 
 
-@pytest.mark.parametrize("kind", ["QuantGRU", "frozen"])
+@pytest.mark.parametrize("kind", first_of(["QuantGRU", "frozen"], 1))
 def test_a_model_that_streams_by_its_states(kind, path):
     gru = quantized("pot16").double()
     model = Denoiser(gru if kind == "QuantGRU" else gru.freeze()).double().eval()
@@ -349,17 +343,17 @@ def test_a_model_that_streams_by_its_states(kind, path):
     x, hx = seeded(9, 2, C, seed=3).double(), torch.zeros(1, 2, H).double()
     with torch.no_grad():
         y, h_n = model(x, hx)
-    whole = run(path, x, hx)
+    whole = onnx_run(path, x, hx)
     steps = []
     for step in x.split(1):
-        found, hx = run(path, step, hx)
+        found, hx = onnx_run(path, step, hx)
         steps.append(found)
     for ours in (whole, (torch.cat(steps), hx)):
         torch.testing.assert_close(ours[0], y, rtol=0, atol=1e-12)
         assert torch.equal(ours[1], h_n)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", first_of(PROFILES, 2))
 def test_a_streaming_denoiser_in_every_profile(profile, path):
     """Chunks of other lengths and batches than at export, states in and out."""
     model = Denoiser(quantized("pot8")).eval()
@@ -372,7 +366,9 @@ def test_a_streaming_denoiser_in_every_profile(profile, path):
     if profile == "node" and find_spec("openvino"):
         with pytest.raises(RuntimeError, match="LBR GRU forward propagation primitive"):
             openvino_run(path)
-    for call in runtimes(path) if profile not in ("node", "operator") else [partial(run, path)]:
+    for call in (
+        runtimes(path) if profile not in ("node", "operator") else [partial(onnx_run, path)]
+    ):
         steps, hx = [], start
         for chunk in x.split((1, 6, 2)):
             found, hx = call(chunk, hx)
@@ -399,7 +395,10 @@ def test_openvino_takes_steps(profile, path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("profile", "opset"),
-    [("integer", 18), ("qdq", 18), ("qdq", 21), ("float", 21), ("node", 21), ("operator", 21)],
+    first_of(
+        [("integer", 18), ("qdq", 21), ("qdq", 18), ("float", 21), ("node", 21), ("operator", 21)],
+        1,
+    ),
 )
 def test_the_exporter_of_torch_with_a_translation_table(profile, opset, path):
     model, auto = Tagger().eval(), torch.export.Dim.AUTO
@@ -417,7 +416,7 @@ def test_the_exporter_of_torch_with_a_translation_table(profile, opset, path):
     with torch.no_grad():
         y, h_n = model(x)
     tolerance = 1e-6 if profile in EXACT else 0.1
-    for ours, theirs in zip(run(path, x), (y, h_n), strict=True):
+    for ours, theirs in zip(onnx_run(path, x), (y, h_n), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
@@ -452,7 +451,7 @@ def test_export_mode_with_the_older_exporter(profile, config, path):
     gru.use_quantization = profile != "float"
     tolerance = {"integer": 0.0, "operator": 0.0, "float": 1e-6}.get(profile, 0.1)
     with torch.no_grad():
-        for ours, theirs in zip(run(path, x), gru(x), strict=True):
+        for ours, theirs in zip(onnx_run(path, x), gru(x), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 

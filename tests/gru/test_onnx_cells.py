@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from gru_helpers import C, H, seeded
+from gru_helpers import C, H, onnx_run, seeded
 
-import quant_gru
 from quant_gru import QuantConfig, QuantGRUCell, QuantGRUError, export_onnx, export_step_onnx
 from quant_gru.interchange.onnx.profiles import EXACT, PROFILES
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 
 @pytest.fixture
@@ -21,14 +20,6 @@ def cell():
     cell.finalize_calibration()
     cell.use_quantization = True
     return cell
-
-
-def run(path, **inputs):
-    options = ort.SessionOptions()
-    options.register_custom_ops_library(quant_gru.onnx_operator_library())
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    assert [each.name for each in session.get_outputs()] == ["output"]
-    return torch.from_numpy(session.run(None, {k: v.numpy() for k, v in inputs.items()})[0])
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -42,7 +33,7 @@ def test_a_cell_reads_one_step(states, frozen, profile, cell, tmp_path):
     assert profile not in EXACT or not report["output"].wrong
     # values in the calibrated range, which ends nowhere in the profile float
     x, h = seeded(5, C, seed=2, scale=0.5), seeded(5, H, seed=3, scale=0.1)
-    found = run(path, input=x, hx=h) if states else run(path, input=x)
+    (found,) = onnx_run(path, x, h) if states else onnx_run(path, x)
     with torch.no_grad():
         expected = cell(x, h if states else None)
     tolerance = 0 if profile in EXACT else 0.1

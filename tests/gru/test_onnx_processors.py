@@ -48,6 +48,7 @@ def product():
     return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="not for other processors than x86-64")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not for other systems than glibc")
 @pytest.mark.skipif(not shutil.which("objdump") or not shutil.which("cc"), reason="needs binutils")

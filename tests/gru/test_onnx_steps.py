@@ -38,7 +38,7 @@ def given(T, N):
     return seeded(T, N, 6), [torch.zeros(1, N, size) for size in SIZES]
 
 
-@pytest.fixture(scope="module", params=first_of(LIMITS, 2))
+@pytest.fixture(scope="module", params=first_of(LIMITS, 0))
 def written(request, tmp_path_factory):
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("steps") / "steps.onnx"
@@ -111,7 +111,7 @@ def test_openvino_takes_all_steps(written):
 # --- lists of tables
 
 
-@pytest.mark.parametrize("R", [0.3, 1.0, 1.1, 4.0, 8.0, 100.0])
+@pytest.mark.parametrize("R", first_of([1.1, 0.3, 1.0, 4.0, 8.0, 100.0], 2))
 @pytest.mark.parametrize("bits", [(10, 8), (11, 12), (12, 12), (13, 8), (15, 16), (16, 16)])
 @pytest.mark.parametrize("function", ["sigmoid", "tanh"])
 def test_a_list_has_every_output_of_its_table(function, bits, R):

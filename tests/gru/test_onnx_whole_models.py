@@ -1,12 +1,10 @@
 """ONNX files of whole models: what they return is what PyTorch returns, or there is an error."""
 
-import numpy as np
 import pytest
 import torch
-from gru_helpers import seeded
+from gru_helpers import onnx_run, seeded
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-import quant_gru
 from quant_gru import (
     QuantGRUError,
     QuantGRUWarning,
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 GRU, CELL, LINEAR = torch.nn.GRU, torch.nn.GRUCell, torch.nn.Linear
 ROWS, LENGTHS = seeded(3, 12, 6), torch.tensor([9, 5, 7])
@@ -42,21 +40,12 @@ def sizes(path):
     }
 
 
-def run(path, *inputs):
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    options.register_custom_ops_library(quant_gru.onnx_operator_library())
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-    return session.run(None, dict(zip(names, (each.numpy() for each in inputs), strict=True)))
-
-
 def same_as_torch(path, model, *inputs, tolerance=1e-6):
     with torch.no_grad():
         expected = model(*inputs)
     expected = [expected] if isinstance(expected, torch.Tensor) else expected
-    for ours, theirs in zip(run(path, *inputs), expected, strict=True):
-        np.testing.assert_allclose(ours, theirs.numpy(), rtol=0, atol=tolerance)
+    for ours, theirs in zip(onnx_run(path, *inputs), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
 
 
 def exact(report):
@@ -230,10 +219,12 @@ def test_lengths_are_clamped_to_the_steps(profile, path):
     model = made(Packs, ROWS, LENGTHS)
     export_onnx(model, path, (ROWS, LENGTHS), profile, verify=False)
     given, clamped = torch.tensor([99, -3, 5]), torch.tensor([12, 0, 5])
-    for ours, theirs in zip(run(path, ROWS, given), run(path, ROWS, clamped), strict=True):
+    for ours, theirs in zip(
+        onnx_run(path, ROWS, given), onnx_run(path, ROWS, clamped), strict=True
+    ):
         # the third output is the lengths themselves
-        assert ours.dtype == np.int64 or np.array_equal(ours, theirs)
-    *_, h_n = run(path, ROWS, given)
+        assert ours.dtype == torch.int64 or torch.equal(ours, theirs)
+    *_, h_n = onnx_run(path, ROWS, given)
     assert not h_n[:, 1].any(), "a row without steps keeps its state, zero"
     assert h_n[:, 0].any()
 
@@ -472,4 +463,4 @@ def test_a_half_model_loads_and_gives_its_values(batch_first, profile, path):
     nodes = onnx.load(path).graph.node
     assert casts
     assert not any(node.op_type == "Transpose" and node.input[0] in casts for node in nodes)
-    run(path, seeded(3, 5, 6).half())
+    onnx_run(path, seeded(3, 5, 6).half())

@@ -42,16 +42,6 @@ def same(ours, theirs):
     assert all(map(torch.equal, ours, theirs))
 
 
-@pytest.fixture(params=["table", "attributes"])
-def looks(request, monkeypatch):
-    """Native code looks at tensors through torch's table of functions, or without it."""
-    if request.param == "attributes":
-        monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
-    packing_on.cache_clear()
-    yield
-    packing_on.cache_clear()
-
-
 @needs_native
 @pytest.mark.usefixtures("looks")
 @pytest.mark.parametrize("kind", ["train", "eval", "no_grad", "frozen"])

@@ -28,6 +28,9 @@ def test_symbolic_trace_records_one_node(kind, with_states):
         gru.use_quantization = False
     model = Model(gru.freeze() if kind == "frozen" else gru).eval()
     concrete = {} if with_states else {"hx": None}
+    with torch.no_grad():
+        for _ in range(2):  # from then on calls are prepared
+            model(seeded(5, 3, C))
     traced = torch.fx.symbolic_trace(model, concrete_args=concrete)
     calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
     assert calls == ["inner.gru"]

@@ -1,7 +1,5 @@
 """Training loops as people write them: what a step of the quantized mode has to get along with."""
 
-import copy
-
 import pytest
 import torch
 from gru_helpers import C, H, quantized, same, seeded, states
@@ -13,6 +11,7 @@ from quant_gru.integer import cell as reference
 from quant_gru.integer.backward import Tape, straight_through
 from quant_gru.kernels import _native
 from quant_gru.kernels.dispatch import CPU
+from sweeps import first_of
 from two_processes import NEEDS_GLOO, joined, run_two
 
 DEEP = {"num_layers": 2, "bidirectional": True}
@@ -103,7 +102,7 @@ class TestChunks:
         same(found[1]["y"], found[0]["y"])
         close(found[1], found[0])
 
-    @pytest.mark.parametrize("steps", [15, 16, 17, 300])
+    @pytest.mark.parametrize("steps", first_of([15, 16, 17, 300], 3))
     def test_long_sequences_are_differentiated_in_chunks(self, steps):
         """Against the definition in float64, around and far beyond what backward takes at once."""
         gru = quantized()
@@ -360,22 +359,6 @@ class TestOptimizers:
         close({k: v * norm / 0.01 for k, v in gradients(gru).items()}, before, tolerance=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch's own modules
-def test_compiled_steps_are_the_eager_ones():
-    torch._dynamo.reset()
-    model, x = Model().train(), seeded(5, 3, C)
-    twin = copy.deepcopy(model)
-    with torch._dynamo.config.patch(allow_rnn=True):
-        compiled = torch.compile(loss_of, fullgraph=True, backend="aot_eager")
-        for module, run in ((model, compiled), (twin, loss_of)):
-            optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
-            for _ in range(3):
-                optimizer.zero_grad()
-                run(module, x).backward()
-                optimizer.step()
-    close(dict(model.named_parameters()), dict(twin.named_parameters()))
-
-
 # --- several processes
 
 
@@ -407,6 +390,7 @@ def worker(rank, folder, kind):
         torch.save(steps, f"{folder}/{rank}.pt")
 
 
+@pytest.mark.slow
 @NEEDS_GLOO
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_processes_train_as_one(kind, tmp_path):

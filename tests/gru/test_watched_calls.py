@@ -144,17 +144,6 @@ def test_a_call_in_place_of_that_of_all_modules(gru, monkeypatch):
     assert seen == [gru]
 
 
-def test_a_leaf_of_a_traced_graph(gru):
-    class Tracer(torch.fx.Tracer):
-        def is_leaf_module(self, m, qualified_name):
-            return m is gru
-
-    root = torch.nn.Sequential(gru)
-    graph = torch.fx.GraphModule(root, Tracer().trace(root))
-    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "output"]
-    assert torch.equal(graph(X)[0], gru(X)[0])
-
-
 def test_what_is_a_tensor_of_another_kind_is_traced(gru):
     from torch._subclasses import FakeTensorMode
 

@@ -6,10 +6,17 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRU, export_onnx, float_state_dict
 
-quantsim = pytest.importorskip("aimet_onnx.quantsim")
 onnx = pytest.importorskip("onnx")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _aimet():
+    """Import it where tests run, not where they are collected: it takes seconds."""
+    global quantsim
+    quantsim = pytest.importorskip("aimet_onnx.quantsim")
+
 
 VERSIONS = ("0.6.1", "1.0.0", "2.0.0")
 C, H = 40, 64

@@ -70,6 +70,7 @@ def test_two_models_in_one_translation_unit(tmp_path):
     assert [int(each) for each in found.split()] == codes[0] + codes[1]
 
 
+@pytest.mark.slow
 @needs_gcc
 def test_models_whose_arithmetic_differs_do_not_share_a_translation_unit(tmp_path):
     exported(tmp_path, "narrow", QuantConfig.int8())
@@ -85,6 +86,7 @@ def test_models_whose_arithmetic_differs_do_not_share_a_translation_unit(tmp_pat
     assert both("wide", "wider", *STRICT) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compiler",
     [["gcc", "-nostdinc"], ["riscv64-unknown-elf-gcc", "-march=rv32imc", "-mabi=ilp32"]],

@@ -6,10 +6,17 @@ from test_encodings import VERSIONS, calibrated, onnx_model
 
 from quant_gru import QuantConfig, QuantGRU
 
-aimet_onnx = pytest.importorskip("aimet_onnx")
 onnx = pytest.importorskip("onnx")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _aimet():
+    """Import it where tests run, not where they are collected: it takes seconds."""
+    global aimet_onnx
+    aimet_onnx = pytest.importorskip("aimet_onnx")
+
 
 CONFIGS = {
     "int8": QuantConfig.int8(),

@@ -11,13 +11,18 @@ import torch
 from quant_gru import QuantGRU, QuantGRUError
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    h5py = pytest.importorskip("h5py")
-    keras = pytest.importorskip("keras")
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLOSE = 1e-6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keras():
+    """Import it where tests run, not where they are collected: it takes seconds."""
+    global h5py, keras
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        h5py = pytest.importorskip("h5py")
+        keras = pytest.importorskip("keras")
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,7 @@ def test_many_calls_are_hardly_larger_than_one(profile, tmp_path):
                 assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_openvino_takes_functions_in_the_place_of_their_calls(tmp_path):
     openvino = pytest.importorskip("openvino")
     from onnx import inliner
@@ -110,6 +111,7 @@ def test_files_have_nothing_of_the_machine(tmp_path):
     assert b".py" not in content
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_exporter_of_torch_shares_weights(tmp_path):
     sizes = []
@@ -149,6 +151,7 @@ class Apart(torch.nn.Module):
         return h
 
 
+@pytest.mark.slow
 def test_calls_of_several_kinds(tmp_path):
     torch.manual_seed(0)
     given = torch.randn(3, 5, 6), torch.tensor([5, 2, 4])

@@ -77,6 +77,7 @@ class Whole(torch.nn.Module):
         return torch.relu(self.head(y))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(RUNTIME < (1, 25), reason="not for an ONNX Runtime without opset 25")
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(("bits", "type_"), [(2, "INT2"), (4, "INT4")])

@@ -98,6 +98,7 @@ def test_one_step_has_no_scan(profile, options, path):
         assert all(np.array_equal(a, b.numpy()) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["integer", "float"])
 def test_fixed_sizes_of_a_whole_model(profile, path):
     model, x = tagger(), torch.randn(3, 20, 4)
@@ -110,6 +111,7 @@ def test_fixed_sizes_of_a_whole_model(profile, path):
     assert profile not in EXACT or not any(each.differing for each in report.values())
 
 
+@pytest.mark.slow
 def test_one_fixed_size_leaves_the_other(path):
     model = tagger()
     export_onnx(model, path, torch.randn(3, 20, 4), time=20)
@@ -166,6 +168,7 @@ def test_opset_17(profile, path):
         assert profile not in EXACT or not any(each.differing for each in report.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["integer", "node"])
 def test_opset_17_of_a_whole_model(profile, path):
     model, x = tagger(), torch.randn(2, 20, 4)
@@ -210,6 +213,7 @@ def notes(path):
     return {each.key: each.value for each in onnx.load(path).metadata_props}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 def test_metadata_of_every_file(profile, path):
     gru = made(num_layers=2)
@@ -285,6 +289,7 @@ def test_the_command_line_verifies_files_of_all_forms(path, tmp_path):
         assert not any(each.differing for each in report.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize(("preset", "batch"), [("int8", None), ("int16", None), ("int8", 3)])
 def test_a_first_step_without_states(profile, preset, batch, path):

@@ -102,6 +102,7 @@ def test_layout_one_has_the_batch_first():
     assert QuantGRU.from_onnx(model).batch_first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", [True, False])
 def test_models_that_torch_exports(dynamo, tmp_path):
     if dynamo:

@@ -92,6 +92,7 @@ def documents(seed: int, kind: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1 << 20), st.sampled_from(sorted(KINDS)))
 def test_documents_come_back(seed: int, kind: str) -> None:

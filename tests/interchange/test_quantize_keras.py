@@ -21,9 +21,6 @@ from quant_gru import (
 )
 from quant_gru.model_files.quantize_keras import KerasReport
 
-keras = pytest.importorskip("keras")
-layers = keras.layers
-
 # of Keras itself
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -31,6 +28,14 @@ pytestmark = [
 ]
 
 T, C, H = 7, 4, 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keras():
+    """Import it where tests run, not where they are collected: it takes seconds."""
+    global keras, layers
+    keras = pytest.importorskip("keras")
+    layers = keras.layers
 
 
 def model_of(build, masked=False, batch=None):
@@ -121,6 +126,7 @@ def test_states_that_stay():
         assert np.abs(a - b).max() < 5e-3
 
 
+@pytest.mark.slow
 def test_what_the_result_offers(tmp_path):
     model = model_of(
         lambda x: layers.Dense(2)(layers.Bidirectional(layers.GRU(H, return_sequences=True))(x))

@@ -402,6 +402,7 @@ def test_what_is_refused(tmp_path):
             convert_model(wrong)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data())
 def test_random_graphs(data):

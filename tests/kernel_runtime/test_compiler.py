@@ -171,6 +171,7 @@ def test_what_is_logged(monkeypatch, caplog, tmp_path):
         assert re.fullmatch(message, record.getMessage())
 
 
+@pytest.mark.slow
 @NEEDS_NVRTC
 def test_processes_may_write_at_once():
     program = (

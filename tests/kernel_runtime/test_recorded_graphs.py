@@ -218,7 +218,7 @@ def test_steps_tell_all_addresses(driver):
     listed = Listed(driver)
     fields = _native.Fields()
     fields.add(ctypes.addressof(listed.values[0]), 1)
-    steps = kernels.Steps([listed.native], [fields], lambda status: None, listed)
+    steps = kernels.Steps([listed.native], [[0]], [fields], lambda status: None, listed)
     for _ in range(3):
         for base, more in ((100, 1), (200, 1), (100, 2)):
             listed.values[2].value = more
@@ -227,6 +227,34 @@ def test_steps_tell_all_addresses(driver):
     for base, more in ((100, 1), (200, 1), (100, 2)):
         steps.start(MINE, [base, more])
         assert driver.seen[-1] == ([(40, base + 1), (41, 1), (42, more)], MINE)
+
+
+def test_launches_that_repeat_are_graphs_beside_others(driver):
+    """A step knows what its arguments follow: an address of others that changes does not matter."""
+    from quant_gru.kernels import _native as kernels
+
+    changing, repeated = Listed(driver), Listed(driver)
+    fields = [_native.Fields(), _native.Fields()]
+    for each, listed in zip(fields, (changing, repeated), strict=True):
+        each.add(ctypes.addressof(listed.values[0]), 1)
+    keep = changing, repeated
+    both = [each.native for each in keep]
+    steps = kernels.Steps(both, [[0], [1]], fields, lambda status: None, keep)
+    for base in range(100, 120):
+        steps.start(MINE, [base, 50])
+    found = driver.seen[-4:]
+    assert found == [(40, 120, MINE), (41, 1, MINE), (42, 2, MINE), repeated.graph()]
+    steps.start(MINE, [119, 51])
+    assert driver.seen[-3:] == [(40, 52, MINE), (41, 1, MINE), (42, 2, MINE)]
+
+
+@pytest.mark.parametrize("uses", [[], [[1]]])
+def test_what_steps_use_is_checked(driver, uses):
+    from quant_gru.kernels import _native as kernels
+
+    listed = Listed(driver)
+    with pytest.raises((ValueError, IndexError), match="address"):
+        kernels.Steps([listed.native], uses, [_native.Fields()], lambda status: None, listed)
 
 
 def test_graphs_of_all_lists_are_limited(driver):

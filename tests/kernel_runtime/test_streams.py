@@ -73,7 +73,7 @@ def test_captures_do_not_wait(recorded):
 
 def test_native_code_asks_for_the_stream_without_python(recorded):
     machine = SimpleNamespace(stream=lambda: 7)
-    assert native_streams(machine, torch.device("cpu")) == (machine.stream, machine.stream)
-    quick, follow = native_streams(machine, torch.device("cuda", 3))
+    assert native_streams(machine.stream, torch.device("cpu")) == (machine.stream, machine.stream)
+    quick, follow = native_streams(machine.stream, torch.device("cuda", 3))
     assert (quick(), follow) == (301, machine.stream)
     made_on(torch.device("cpu"))

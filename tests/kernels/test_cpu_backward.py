@@ -140,6 +140,7 @@ def case_with_everything(config, T, N, C):
     return drawn(plan, codes(plan.x, T, N, C), codes(plan.h, N, 64), lengths, True, held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
 def test_threads_change_no_bit(config):
     """Long enough for threads to start, with rows that do not divide among them."""
@@ -155,6 +156,7 @@ def test_threads_change_no_bit(config):
         assert_close(one, expected, case.tape, variant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "T", "N"),
     [("int8", 200, 1), ("int16", 61, 37), ("int8", 7, 128), ("int16", 9, 257), ("int8", 9, 515)],

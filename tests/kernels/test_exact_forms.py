@@ -25,6 +25,8 @@ from quant_gru.kernels.cuda.plan.structure import form_of
 
 HERE, KERNELS = Path(__file__).parent, Path(cpu.__file__).parents[1]
 COMPILER = shutil.which("g++")
+
+pytestmark = pytest.mark.slow
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-Wno-psabi", "-fPIC", "-shared"]
 CUDA = [

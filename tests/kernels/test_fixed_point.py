@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import quant_gru
 
+pytestmark = pytest.mark.slow
+
 HEADER = Path(quant_gru.__file__).parent / "kernels" / "c99" / "fixed_point.h"
 SOURCE = """
 #include "fixed_point.h"
@@ -65,7 +67,6 @@ def test_one_word(library, v, k):
     check(library.round_one(v, k), v, k)
 
 
-@pytest.mark.slow
 @settings(max_examples=2000)
 @given(
     st.integers(-(1 << 50), 1 << 50) | st.integers(-10, 10),
@@ -79,7 +80,6 @@ def test_two_words(library, a, b, m, c, s, k):
     check(library.round_two(a, b, m, c, s, k), a * b * m + (c << s), k)
 
 
-@pytest.mark.slow
 @settings(max_examples=2000)
 @given(
     st.integers(-(1 << 33), 1 << 33) | st.integers(-10, 10),

@@ -104,6 +104,7 @@ def test_codes_up_to_16_bits_are_those_of_the_plan(kind):
         assert difference(case, on_codes(case)) == [0, 0], seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "mixed"])
 @pytest.mark.parametrize("rule", ["half_away", "half_up", "floor", "double"])
 def test_every_rule_of_rounding(rule, kind):
@@ -120,6 +121,7 @@ def test_scales_apart(kind):
         assert difference(case, on_codes(case)) == [0, 0], seed
 
 
+@pytest.mark.slow
 def test_wider_codes_are_those_of_the_plan_or_refused():
     refused = 0
     for seed in range(2000, 2030):
@@ -158,6 +160,7 @@ def test_split_sums_round_by_every_rule(rule, k):
     assert torch.equal(found.long(), total(v, w))
 
 
+@pytest.mark.slow
 def test_stacks_of_layers_and_directions(tmp_path):
     """`export_onnx` compares the file with the plan, on other sizes, too."""
     for seed in range(12):
@@ -171,6 +174,7 @@ def test_stacks_of_layers_and_directions(tmp_path):
         assert all(each.values and not each.differing for each in report.values()), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [-40, -3, 0, 1, 7, 30, 45, 61, 62, 63, 70])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("rule", ROUNDINGS)

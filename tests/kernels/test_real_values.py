@@ -14,6 +14,8 @@ from quant_gru.kernels import cpu
 
 HERE, KERNELS = Path(__file__).parent, Path(cpu.__file__).parents[1]
 COMPILER = shutil.which("g++")
+
+pytestmark = pytest.mark.slow
 LOW = [torch.float16, torch.bfloat16]
 
 

@@ -170,12 +170,12 @@ class PreparedCall:
         """
         if self._native is None:
             return None
-        if self.live and not self._may_update():
-            return None
         if type(x) is PackedSequence:
             packing = self._packing_of(x)
             found = packing and self.start(weights, x.data, hx, None, False, packing)
             return found and (PackedSequence._make((found[0], *x[1:])), found[1])
+        if self.live and not self._may_update():
+            return None
         rows_first = batch_first
         if self.live and batch_first and isinstance(x, Tensor) and x.dim() == 3:
             # autograd records the transposed input
@@ -229,7 +229,8 @@ class PreparedCall:
             found = run_real(self.plan, x, hx, None, None, None, packing, dtype)
         if self._prepare_step is not None and not capturing(self._device):
             updates = launched_updates(self.live, self._cells)
-            self._prepare_step(self._native, updates, x, hx, packing, dtype, made)
+            if updates is not None:
+                self._prepare_step(self._native, x, hx, None, packing, dtype, made, updates)
         return found
 
     def _may_update(self) -> bool:

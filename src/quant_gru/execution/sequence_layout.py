@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -12,8 +13,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.call_form import Packing, inward, outward
-from quant_gru.kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing, index_of
 from quant_gru.kernels import _native
+from quant_gru.kernels.dispatch import executor_of
 from quant_gru.parameters.schema import Shape
 
 _MOST_KEPT = 8192  # numbers of a layout that is kept: 64 KiB
@@ -135,8 +137,7 @@ def packing_on(device: torch.device) -> _native.PackingOf:
     It returns None for what `normalize` must check or change. The caller ensures that no function
     transform is active.
     """
-    index = device.index if device.type == "cuda" else -1
-    return _native.PackingOf(Tensor, index, partial(_layout, device), Packing)
+    return _native.PackingOf(Tensor, index_of(device), partial(_layout, device), Packing)
 
 
 def _layout(device: torch.device, sizes: bytes, N: int) -> Tensor:
@@ -162,7 +163,8 @@ def _layout(device: torch.device, sizes: bytes, N: int) -> Tensor:
 
 def _plain_layout(device: torch.device, stream: int, sizes: bytes, N: int) -> Tensor:
     """Make a layout that is a plain tensor, whatever records or transforms this call."""
-    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+    # not torch.inference_mode, which takes longer than the rest
+    with torch._C._InferenceMode(False), torch._C._DisableFuncTorch():
         return _made_layout(device, sizes, N)
 
 
@@ -172,11 +174,9 @@ _kept_layout = lru_cache(maxsize=2)(_plain_layout)
 
 
 def _made_layout(device: torch.device, sizes: bytes, N: int) -> Tensor:
-    T, is_gpu = len(sizes) // 8, device.type == "cuda"
-    # an explicit device, as PyTorch's default device may differ
-    layout = torch.empty(N + T + 1, dtype=torch.int64, device="cpu", pin_memory=is_gpu)
-    _native.packed_layout(sizes, N, _address("batch_sizes", layout))
-    return layout.to(device, non_blocking=True)
+    numbers = (ctypes.c_int64 * (N + len(sizes) // 8 + 1))()
+    _native.packed_layout(sizes, N, ctypes.addressof(numbers))
+    return executor_of(device).uploaded(numbers, device)
 
 
 def _address(name: str, values: Tensor) -> int:

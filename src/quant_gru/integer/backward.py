@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,6 +102,11 @@ class Gradients:
     bw: Tensor | None
     br: Tensor | None
     h: Tensor | None = None
+
+    def in_float32(self) -> Gradients:
+        """The same in float32."""
+        single: dict[str, Any] = {k: v if v is None else v.float() for k, v in vars(self).items()}
+        return Gradients(**single)
 
 
 def complete(

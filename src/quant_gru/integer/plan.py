@@ -6,11 +6,12 @@ weight part is rebuilt on the weights' device, without a host sync, when a weigh
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, repeat
 from operator import truediv
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -187,6 +188,15 @@ class GRUPlan:
         """Return what makes input codes of a layer above the first of codes of the layer below."""
         below = [cell.h for cell in self.cells[layer - 1]]
         return Seam(self.between[layer - 1][direction], below, self.cells[layer][direction].x)
+
+    @property
+    def parts(self) -> tuple[weakref.ref[Any], ...]:
+        """The parts of all cells, as references that compare equal only if the parts are the same.
+
+        What is made of a plan is kept by them, as long as they exist.
+        """
+        cells = [cell for layer in self.cells for cell in layer]
+        return tuple(weakref.ref(each) for c in cells for each in (c.frozen, c.weights))
 
     @property
     def rounds_to_even(self) -> bool:

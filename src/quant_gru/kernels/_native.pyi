@@ -315,13 +315,14 @@ CallInput = tuple[int, int, int]
 class Steps:
     """Launches, and functions between them, that start in order; see bindings/cuda_steps.hpp.
 
-    `fields` follow the addresses that a start gets, `fail` raises the error of a status, and `keep`
-    owns the memory of the arguments.
+    `uses` are the addresses that each step follows, `fields` follow them, `fail` raises the error
+    of a status, and `keep` owns the memory of the arguments.
     """
 
     def __init__(
         self,
         steps: Sequence[Launches | Callable[..., None]],
+        uses: Sequence[Sequence[int]],
         fields: Sequence[Fields],
         fail: Callable[[int], None],
         keep: Any,
@@ -718,9 +719,12 @@ PlannedLaunch = tuple[
     PlannedProduct | None,
 ]
 
+# launches, bytes of the workspace and of codes, and for each cell the offset and container of its
+# codes
+PlannedCall = tuple[Sequence[PlannedLaunch], int, int, Sequence[tuple[int, int]]]
+
 # see cuda/host/launches.hpp. form: dtypes of x, of the initial states or -1, of both results, and
-# whether rows are packed. Returns launches, bytes of the workspace and of codes, and for each cell
-# the offset and container of its codes; None if weights do not fit registers.
+# whether rows are packed. None if weights do not fit registers.
 def launches_of(
     cells: Sequence[CellNumbers],
     directions: int,
@@ -732,7 +736,7 @@ def launches_of(
     policy: ProjectionPolicy,
     expect: Callable[[str, str, dict[str, object]], None],
     /,
-) -> tuple[Sequence[PlannedLaunch], int, int, Sequence[tuple[int, int]]] | None: ...
+) -> PlannedCall | None: ...
 
 # addresses of codes of x, h0, out and last, whether steps are reversed, and the address of held
 CodeSequence = tuple[int, int, int, int, bool, int]

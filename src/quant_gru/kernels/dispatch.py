@@ -6,10 +6,11 @@ it what they do not support. All return the same codes.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from quant_gru.kernels.cuda.backward import inputs as cuda_call
 from quant_gru.kernels.cuda.backward import layer as cuda_backward
 from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.cuda.boundary import boundary
+from quant_gru.kernels.cuda.boundary.upload import upload_on
 from quant_gru.kernels.cuda.forward import executor as cuda
 from quant_gru.kernels.cuda.forward import stack as cuda_stack
 from quant_gru.kernels.cuda.plan.structure import takes
@@ -236,6 +238,10 @@ class Executor:
         """Draw random events of probability `p`; see `quant_gru.integer.random.events`."""
         return random.events(seed, p, shape, stream)
 
+    def uploaded(self, numbers: ctypes.Array[Any], device: torch.device) -> Tensor:
+        """Return 64-bit integers as a tensor, int64 (count,); on a CPU it owns their memory."""
+        return torch.frombuffer(numbers, dtype=torch.int64).to(device)
+
 
 class CPU(Executor):
     """Native code; `QUANT_GRU_CPU` selects the instruction set, or the reference executor."""
@@ -326,7 +332,7 @@ class CUDA(Executor):
     ) -> PreparedStep | None:
         """See `Executor`."""
         stack = self.stack_of(plan)
-        return None if stack is None else (stack.prepared_step(guard), stack.prepare_step)
+        return None if stack is None else (stack.prepared_step(guard), stack.prepare)
 
     def prepared_backward(self, plan: GRUPlan, precision: str) -> Prepared | None:
         """See `Executor`."""
@@ -381,15 +387,14 @@ class CUDA(Executor):
     def requantize(self, seam: Seam, codes: Sequence[Tensor]) -> Tensor:
         """See `Executor`."""
         if takes(*seam.below, seam.above):
-            return boundary.requantize(*seam, codes)
+            return boundary.requantize(seam, codes)
         return super().requantize(seam, codes)
 
     def masked_requantized(self, seam: Seam, codes: Sequence[Tensor], grad: Tensor) -> Tensor:
         """See `Executor`."""
         if not _is_plain(grad) or not takes(*seam.below, seam.above):
             return super().masked_requantized(seam, codes, grad)
-        boundary.mask_requantized(*seam, codes, grad)
-        return grad
+        return boundary.requantize(seam, codes, grad)
 
     def dequantize(self, quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
         """See `Executor`."""
@@ -411,6 +416,10 @@ class CUDA(Executor):
     def events(self, seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
         """See `Executor`."""
         return boundary.events(seed, p, shape, stream)
+
+    def uploaded(self, numbers: ctypes.Array[Any], device: torch.device) -> Tensor:
+        """See `Executor`."""
+        return upload_on(machine.machine_of(device), device)(numbers)
 
 
 _REFERENCE, _CPU, _CUDA = Executor(), CPU(), CUDA()

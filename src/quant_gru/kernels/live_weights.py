@@ -26,8 +26,8 @@ from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernel_runtime.cuda import driver
-from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
+from quant_gru.kernel_runtime.cuda.driver import Device, Prepared
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing, on
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU
@@ -94,7 +94,7 @@ class LiveWeights:
         frozen: FrozenPart,
         W: Tensor,
         R: Tensor,
-        machine: Machine | None = None,
+        machine: Device | None = None,
     ) -> None:
         self.qparams, self.frozen = qparams, frozen
         self.epoch = 0
@@ -110,7 +110,7 @@ class LiveWeights:
         self._shapes = {name: tuple(getattr(self.part, name).shape) for name in _WEIGHTS}
         _live[self.part] = weakref.ref(self)
 
-    def _choose(self, machine: Machine | None) -> Writer | None:
+    def _choose(self, machine: Device | None) -> Writer | None:
         """Return a writer that is faster than `build_weights`; None if there is none."""
         device, config = self.part.W.device, self.qparams.config
         if (
@@ -159,16 +159,10 @@ class LiveWeights:
                     f"Expected {name} to be of shape {self._shapes[name]}, got {tuple(given.shape)}"
                 )
         device = self.part.W.device
-        with self.lock:
-            if device.type != "cuda":
-                self._write(W, R, bw, br, dropped, p)
-            elif torch._C._cuda_getDevice() == device.index:
+        with self.lock, on(device):
+            if device.type == "cuda":
                 self._follow(device)
-                self._write(W, R, bw, br, dropped, p)
-            else:
-                with torch.cuda.device(device):
-                    self._follow(device)
-                    self._write(W, R, bw, br, dropped, p)
+            self._write(W, R, bw, br, dropped, p)
 
     def update_again(
         self, W: Tensor | None, R: Tensor | None, bw: Tensor | None, br: Tensor | None

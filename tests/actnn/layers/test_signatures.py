@@ -98,6 +98,7 @@ def test_a_forward_looks_like_that_of_the_model(mixin, kind):
     assert seen(module) == before
 
 
+@pytest.mark.slow
 def test_forwards_stay_after_compress_fit_and_uncompress():
     model, x = (
         nn.Sequential(*(Block() for _ in range(3)), nn.Linear(32, 4)),

@@ -44,6 +44,7 @@ def test_autocast_of_norms_after_linear_layers(norm):
         assert (a - b).norm() <= 0.05 * a.norm()
 
 
+@pytest.mark.slow
 def test_grad_scaler():
     model = compressed_copy(conv_net(), bits=8)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -208,6 +209,7 @@ def test_channels_last_stays():
 
 
 # inductor's import; its compiler takes minutes
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 def test_torch_compile_inlines_the_hooks():
     """With the decompositions and the partitioner of inductor, but without its code generation."""
@@ -329,6 +331,7 @@ def test_torch_compile_does_not_compile_the_hooks_of_uncompiled_frames():
     assert "made again in backward" in {record.reason for record in model.actnn.records}
 
 
+@pytest.mark.slow
 def test_compiled_blocks_in_a_python_model():
     torch._dynamo.reset()
     model, x = nn.Sequential(Block(), Block()), torch.randn(2, 16, 32)
@@ -339,6 +342,7 @@ def test_compiled_blocks_in_a_python_model():
         assert (a - b).norm() <= 0.05 * a.norm() + 1e-3
 
 
+@pytest.mark.slow
 @NEEDS_GLOO
 def test_ddp_and_fsdp2(tmp_path):
     run_two(worker, tmp_path, 2, "gloo")

@@ -9,6 +9,7 @@ from torch import nn
 from unusual_models import cases, distance, loss_of, whole_gradient
 
 import actnn
+from sweeps import first_of
 
 NAMES = list(cases())
 
@@ -19,7 +20,7 @@ def made(name, size=1):
     return make(), arguments
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=first_of(NAMES, 6))
 def case(request):
     return made(request.param)
 
@@ -73,7 +74,7 @@ def smallest_budget(model, arguments, bits):
     return int(re.search(r"at least (\d+) bytes", str(error.value))[1])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_of(NAMES, 2))
 def test_the_smallest_budget_that_fit_names_is_one_that_it_keeps(name):
     model, arguments = made(name, 8 if name in ("custom", "rare", "spectral", "views") else 1)
     exact = whole_gradient(copy.deepcopy(model), arguments)

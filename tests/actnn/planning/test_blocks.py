@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.backends.debugging import aot_eager
 
 import actnn
 from actnn.planning import blocks
@@ -45,6 +44,7 @@ def test_units_run_what_they_can():
     assert as_run(units, [whole] * 3) == (whole,) * 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
 def test_one_compiled_form_serves_all_bits():
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_a_model_runs_compiled_as_one_or_by_blocks(monkeypatch):
     def backend_of(form):
         def backend(graph, inputs):
             compiled.append((form, sum(n.op == "call_function" for n in graph.graph.nodes)))
-            return aot_eager(graph, inputs)
+            return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
         return backend
 
@@ -112,7 +112,7 @@ def test_compiled_code_runs_again_after_a_report(monkeypatch):
     ran = []
 
     def backend(graph, inputs):
-        run = aot_eager(graph, inputs)
+        run = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
         return lambda *args: ran.append(1) or run(*args)
 
     monkeypatch.setattr(blocks, "_backend", lambda form: backend)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.backends.debugging import aot_eager
 
 from actnn.planning import Planner, blocks
 from actnn.planning.fit import MEMORY_SHARES, WHOLE_SAVES
 from actnn.planning.progress import Measuring
+from sweeps import first_of
 
 ONE_BLOCK = 6  # operations of a block; more are those of the model
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
@@ -40,7 +40,7 @@ def compiled(monkeypatch):
             def backend(graph, inputs):
                 calls = sum(node.op == "call_function" for node in graph.graph.nodes)
                 counts["block" if calls <= ONE_BLOCK else "model", form] += 1
-                return aot_eager(graph, inputs)
+                return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
             backends[form] = backend
         return backends[form]
@@ -62,12 +62,13 @@ def forms(kinds):
     return {("block", form): kinds for form in [*shares, (1.0, 4)]}
 
 
-@pytest.mark.parametrize(("inner", "kinds"), [((256,) * 2, 1), ((256, 128, 256), 2)])
+@pytest.mark.parametrize(("inner", "kinds"), first_of([((256,) * 2, 1), ((256, 128, 256), 2)], 1))
 def test_blocks_of_one_kind_are_compiled_once_for_each_form(compiled, inner, kinds):
     planner(inner)
     assert compiled == forms(kinds)
 
 
+@pytest.mark.slow
 def test_plans_that_mix_forms_compile_nothing_again(compiled):
     made = planner((256,) * 4)
     compiled.clear()
@@ -80,6 +81,7 @@ def test_plans_that_mix_forms_compile_nothing_again(compiled):
     assert min(noises) > 1e-5
 
 
+@pytest.mark.slow
 def test_with_room_for_all_the_model_is_compiled_as_one_and_nothing_else(compiled):
     made = planner((256,) * 2)
     compiled.clear()
@@ -87,6 +89,7 @@ def test_with_room_for_all_the_model_is_compiled_as_one_and_nothing_else(compile
     assert compiled == {("model", (1.0, None)): 1}
 
 
+@pytest.mark.slow
 def test_a_model_that_recomputes_less_and_fits_beats_the_others(compiled, monkeypatch):
     made = planner((256,) * 2)
     room = round(made.costs.peak((blocks.BlockChoice("keep"),) * 4) * 0.9)
@@ -117,6 +120,7 @@ def test_what_takes_too_long_to_compile_is_left_out_and_named(compiled, monkeypa
     assert "max_seconds are over: not measured: 'compiled as one'" in str(plan)
 
 
+@pytest.mark.slow
 def test_without_time_nothing_is_compiled_as_one(compiled, monkeypatch):
     """Nor measured by blocks, so that nothing says what the model would need."""
     monkeypatch.setattr(Measuring, "is_over", property(lambda self: True))
@@ -127,6 +131,7 @@ def test_without_time_nothing_is_compiled_as_one(compiled, monkeypatch):
         assert f"max_seconds are over: not measured: '{name}'" in str(plan)
 
 
+@pytest.mark.slow
 def test_models_compiled_as_one_come_first_if_time_is_short(compiled, monkeypatch):
     """Compiling them takes the most of it. What was compiled is timed; what was not is named."""
     made = planner((256,) * 2)
@@ -159,30 +164,28 @@ def test_models_compiled_as_one_come_first_if_time_is_short(compiled, monkeypatc
     assert "max_seconds are over: not measured: '4 bits fused compiled as one'" in str(plan)
 
 
-@pytest.mark.parametrize("are_codes_measured", [True, False])
-def test_what_may_fit_as_one(compiled, monkeypatch, are_codes_measured):
+def test_what_may_fit_as_one(compiled, monkeypatch):
     """What its blocks need, less what one graph saves; codes are also of what blocks pass on."""
     made = planner((256,) * 2)
     names = ["compiled as one", "compiled as one for 50%", "4 bits fused compiled as one"]
     assert list(map(str, made._whole)) == [*names, "compiled as one for 20%"]
     peaks = {"keep": 100, "recompute": 30, "4 bits": 49, "4 bits fused": 54}
-    measured = peaks if are_codes_measured else ("keep", "recompute")
-    of = {choice: costs for choice, costs in made.costs.of.items() if str(choice) in measured}
-    made.costs = replace(made.costs, base=10, of=of)
     monkeypatch.setattr(made, "_peak_by_unit", lambda choice: peaks[str(choice)])
-    of_blocks = 100, 10 + 0.5 * 90, 49 if are_codes_measured else 30, 30
-    for choice, peak in zip(made._whole, of_blocks, strict=True):
-        room = (1 - WHOLE_SAVES) * peak
-        assert made._may_fit(choice, room + 0.1)
-        assert not made._may_fit(choice, room - 0.1)
+    for measured, of_codes in ((peaks, 49), (("keep", "recompute"), 30)):
+        of = {choice: costs for choice, costs in made.costs.of.items() if str(choice) in measured}
+        made.costs = replace(made.costs, base=10, of=of)
+        for choice, peak in zip(made._whole, (100, 10 + 0.5 * 90, of_codes, 30), strict=True):
+            room = (1 - WHOLE_SAVES) * peak
+            assert made._may_fit(choice, room + 0.1)
+            assert not made._may_fit(choice, room - 0.1)
 
 
-@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("drops", first_of([False, True], 1))
 def test_other_orders_of_rounding_are_no_other_gradients(compiled, monkeypatch, drops):
     """But where random numbers are drawn, these may be others."""
 
     def other(graph, inputs):
-        run = aot_eager(graph, inputs)
+        run = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
         return lambda *arguments: [y * 1.01 for y in run(*arguments)]
 
     exact = blocks._backend
@@ -194,13 +197,13 @@ def test_other_orders_of_rounding_are_no_other_gradients(compiled, monkeypatch, 
     assert (blocks.BlockChoice("keep", memory=0.5) in made.costs.of) == (not drops)
 
 
-@pytest.mark.parametrize(("factor", "right"), [(1.04, True), (1.5, False)])
+@pytest.mark.parametrize(("factor", "right"), first_of([(1.04, True), (1.5, False)], 1))
 def test_rounding_of_compiled_code_is_measured(compiled, monkeypatch, factor, right):
     """As in bfloat16, compiled code may be far from uncompiled code, which is as exact."""
 
     def scaled(by):
         def other(graph, inputs):
-            run = aot_eager(graph, inputs)
+            run = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
             return lambda *arguments: [y * by for y in run(*arguments)]
 
         return other

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import actnn
 from actnn.saving.compiled import CompiledCall, GraphHooks
+from sweeps import first_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile
 
@@ -64,7 +65,7 @@ def step(run, traced):
     return dict(traced)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["blocks", "model"])
+@pytest.mark.parametrize("whole", first_of([False, True], 1))
 def test_choices_reach_compiled_code_when_they_change(whole, traced):
     net = actnn.compress(Net(), bits=8, min_bytes=1024)
     run = compiled(net, whole)
@@ -194,7 +195,7 @@ class Rotary(nn.Module):
         return self.out(torch.cat([a * c - b * s, b * c + a * s], -1))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", first_of([False, True], 1))
 def test_what_has_no_gradient_is_kept(traced, dynamic):
     """Angles, or their sines: of an angle of many turns, a 255th is more than one."""
     torch.manual_seed(0)

@@ -1,11 +1,11 @@
 """What backward divides by is kept exact if it is near 0."""
 
-import warnings
 from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
 import torch
+from actnn_models import distance
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -15,6 +15,7 @@ from actnn.saving import graph_order
 from actnn.saving.compiled import encode_in_step
 from actnn.saving.context import Saving
 from actnn.saving.divisors import Recent
+from sweeps import first_of
 
 DIVIDED = "divided by in backward"
 leaves = pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile
@@ -63,6 +64,35 @@ def errors(net, batches, backend=None, **settings):
     return found
 
 
+COMPILED = "aot_eager_decomp_partition"  # the graphs of Inductor, without its compilation
+
+
+def error(net, x, loss, way, named=False, plain=None):
+    """The largest relative error of the gradient of `loss(net(x))` in three steps at 8 bits.
+
+    `way` is "model", "context", or the backend of a compiled model. `plain` runs the net exactly.
+    """
+    parameters, saving, run = list(net.parameters()), nullcontext(), net
+    exact = gradient(loss((net if plain is None else plain)(x)), parameters)
+    torch._dynamo.reset()
+    if way == "context":
+        saving = Saving(bits=8, min_bytes=1024, model=net if named else None)
+    else:
+        actnn.compress(net, bits=8, min_bytes=1024)
+    if way not in ("model", "context"):
+        run = torch.compile(net, backend=way)
+    found = []
+    for _ in range(3):
+        with saving:
+            y = run(x)
+        found.append(distance(gradient(loss(y), parameters), exact))
+    return max(found)
+
+
+def itself(value):
+    return value
+
+
 @noisy
 @pytest.mark.parametrize(("bits", "limit"), [(8, 0.02), (4, 0.2)])
 def test_linear_attention(bits, limit):
@@ -86,7 +116,7 @@ def test_every_first_step_of_a_context_is_right(named):
         with actnn.compressed(bits=8, min_bytes=1024, model=net if named else None):
             loss = net(x).sum()
         got = gradient(loss, parameters)
-        assert float((got - exact).norm() / exact.norm()) < 0.02
+        assert distance(got, exact) < 0.02
 
 
 @noisy
@@ -132,7 +162,7 @@ def test_the_end_of_a_checkpointed_block_divides_by_nothing(last):
     for _ in range(2):
         with saving:
             value = loss()
-        assert 0 < float((gradient(value, parameters) - exact).norm() / exact.norm()) < 0.02
+        assert 0 < distance(gradient(value, parameters), exact) < 0.02
 
 
 def test_of_a_chain_of_layers_few_tensors_are_held_beside_their_codes():
@@ -243,10 +273,8 @@ def test_choices_hold_from_the_first_step():
     net = nn.Sequential(LinearAttention(32, 4), LinearAttention(32, 4))
     actnn.compress(net, bits=8, min_bytes=1024)
     net.actnn.set_choices({path: actnn.Choice("keep") for path in ("0", "1")})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for x in batches:
-            net(x).square().mean().backward()
+    for x in batches:  # warnings are errors here
+        net(x).square().mean().backward()
     net.actnn.set_choices({path: actnn.Choice("compress", 8) for path in ("0", "1")})
     net(batches[0])
     assert DIVIDED not in {record.reason for record in net.actnn.records}
@@ -286,7 +314,7 @@ def test_the_last_operation_of_a_function_is_right_in_the_first_step(last, insid
             found = torch.autograd.grad(loss.sum(), weight)[0] if inside else None
         if found is None:
             found = torch.autograd.grad(loss.sum(), weight)[0]
-        assert float((found - exact).norm() / exact.norm()) < 0.02
+        assert distance(found, exact) < 0.02
         del loss
         assert saving.held_bytes == 0
     assert DIVIDED in {record.reason for record in saving.records}
@@ -341,14 +369,9 @@ class Ends(nn.Module):
 def test_a_loss_may_divide_by_the_results_of_a_network(name, module, where):
     torch.manual_seed(0)
     last, loss = ENDS[name][module], ENDS[name][2]
-    net = Ends(last, loss if where == "loss inside" else nn.Identity())
-    x, parameters = torch.randn(256, 32), list(net.parameters())
-    value = (lambda: net(x)) if where == "loss inside" else (lambda: loss(net(x)))
-    exact = gradient(value(), parameters)
-    actnn.compress(net, bits=8, min_bytes=1024)
-    for _ in range(4):
-        found = gradient(value(), parameters)
-        assert float((found - exact).norm() / exact.norm()) < 0.02
+    inside, outside = (loss, itself) if where == "loss inside" else (nn.Identity(), loss)
+    net = Ends(last, inside)
+    assert error(net, torch.randn(256, 32), outside, "model") < 0.02
     assert DIVIDED in {record.reason for record in net.actnn.records}
 
 
@@ -376,7 +399,7 @@ def test_results_of_networks_come_near_0_after_the_first_step(name, way):
         exact = gradient(plain(x * scale).mean(), list(plain.parameters()))
         with saving if way == "context" else nullcontext():
             loss = net(x * scale).mean()
-        seen.append(float((gradient(loss, parameters) - exact).norm() / exact.norm()))
+        seen.append(distance(gradient(loss, parameters), exact))
     assert max(seen) < 0.02
 
 
@@ -439,30 +462,21 @@ def forward_algorithm(x):
 @pytest.mark.parametrize(
     ("name", "way"),
     [(name, way) for name in SHAPED for way in ("model", "context")]
-    + [
-        (name, "compiled")
-        for name in ("clamp", "softplus", "weighted", "mixture", "products of products")
-    ],
+    + first_of(
+        [
+            (name, COMPILED)
+            for name in ("clamp", "softplus", "weighted", "mixture", "products of products")
+        ],
+        1,
+    ),
 )
 def test_a_loss_may_divide_by_what_a_network_makes_of_such_results(name, way):
     torch.manual_seed(0)
-    torch._dynamo.reset()
     net, loss = Ends(SHAPED[name][0], nn.Identity()), SHAPED[name][1]
     net.inside.weight.data.mul_(3)
-    x, parameters = torch.randn(128, 32), list(net.parameters())
-    saving = nullcontext() if way != "context" else Saving(bits=8, min_bytes=1024, model=net)
-    run = net
-    if way == "compiled":  # the graphs of Inductor
-        run = torch.compile(net, backend="aot_eager_decomp_partition")
-    exact = gradient(loss(run(x)), parameters)
-    if way != "context":
-        torch._dynamo.reset()
-        actnn.compress(net, bits=8, min_bytes=1024)
-    for _ in range(3):
-        with saving:
-            y = run(x)
-        found = gradient(loss(y), parameters)
-        assert float((found - exact).norm() / exact.norm()) < 0.02
+    torch._dynamo.reset()
+    plain = torch.compile(net, backend=way) if way == COMPILED else net
+    assert error(net, torch.randn(128, 32), loss, way, named=True, plain=plain) < 0.02
 
 
 @pytest.mark.parametrize("way", ["model", "context"])
@@ -484,23 +498,27 @@ def test_a_result_may_also_be_used_by_a_layer(way):
         return log_of_first(results[0]) + fine
 
     torch.manual_seed(0)
-    net, x = Both(), torch.randn(128, 32)
-    parameters = list(net.parameters())
-    exact = gradient(loss(net(x)), parameters)
-    saving = Saving(bits=8, min_bytes=1024) if way == "context" else nullcontext()
-    if way == "model":
-        actnn.compress(net, bits=8, min_bytes=1024)
-    for _ in range(3):
-        with saving:
-            results = net(x)
-        found = gradient(loss(results), parameters)
-        assert float((found - exact).norm() / exact.norm()) < 0.02
+    assert error(Both(), torch.randn(128, 32), loss, way) < 0.02
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What compiled code is told of each tensor: whether backward divides by it."""
+    told = []
+
+    def divides_by():
+        told.append(graph_order.divides_by())
+        return told[-1]
+
+    monkeypatch.setattr("actnn.saving.compiled.divides_by", divides_by)
+    torch._dynamo.reset()
+    return told
 
 
 @leaves
 @pytest.mark.parametrize("last", [None, F.silu, F.gelu, lambda x: x * 3 + x], ids=range(4))
 @pytest.mark.parametrize("way", ["model", "context", "compiled"])
-def test_of_networks_with_other_ends_nothing_more_is_kept(way, last):
+def test_of_networks_with_other_ends_nothing_more_is_kept(way, last, answers):
     class Logits(nn.Module):
         def __init__(self):
             super().__init__()
@@ -512,32 +530,19 @@ def test_of_networks_with_other_ends_nothing_more_is_kept(way, last):
             return y if last is None else last(y)
 
     torch.manual_seed(0)
-    torch._dynamo.reset()
     net, x = Logits(), torch.randn(128, 32)
-    if way == "context":
-        saving = Saving(bits=8, min_bytes=1024, model=net)
-        for _ in range(3):
-            with saving:
-                y = net(x)
-            F.cross_entropy(y, torch.arange(128) % 64).backward()
-    elif way == "model":
+    saving = Saving(bits=8, min_bytes=1024, model=net)
+    if way != "context":
         saving = actnn.compress(net, bits=8, min_bytes=1024).actnn
-        for _ in range(3):
-            F.cross_entropy(net(x), torch.arange(128) % 64).backward()
-    else:
-        with pytest.MonkeyPatch.context() as patch:
-            answers = []
-
-            def divides_by():
-                answers.append(graph_order.divides_by())
-                return answers[-1]
-
-            patch.setattr("actnn.saving.compiled.divides_by", divides_by)
-            actnn.compress(net, bits=8, min_bytes=1024)
-            torch.compile(net, backend="aot_eager_decomp_partition")(x).sum().backward()
+    if way == "compiled":
+        torch.compile(net, backend=COMPILED)(x).sum().backward()
         assert answers
         assert not any(answers)
         return
+    for _ in range(3):
+        with saving if way == "context" else nullcontext():
+            y = net(x)
+        F.cross_entropy(y, torch.arange(128) % 64).backward()
     assert DIVIDED not in {record.reason for record in saving.records}
 
 
@@ -573,41 +578,6 @@ def likelihood(matrix):
     return fit / 2 + torch.linalg.slogdet(matrix)[1] / 2
 
 
-@leaves
-@noisy
-@pytest.mark.parametrize("solved", ["inside", "outside"])
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        *((name, way) for name in PROCESSES for way in ("model", "context")),
-        ("distances", "compiled"),
-    ],
-)
-def test_a_gaussian_process_on_features(name, way, solved):
-    """Its matrix is nearly singular, so that what makes it has to be exact."""
-
-    def last(y):
-        matrix = covariance(PROCESSES[name](y))
-        return likelihood(matrix) if solved == "inside" else matrix
-
-    loss = (lambda found: found) if solved == "inside" else likelihood
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 64), Steep(last))
-    net[-1].inside = nn.Identity()
-    x, parameters = torch.randn(64, 32), list(net.parameters())
-    exact = gradient(loss(net(x)), parameters)
-    saving = nullcontext() if way != "context" else Saving(bits=8, min_bytes=1024)
-    if way != "context":
-        actnn.compress(net, bits=8, min_bytes=1024)
-    run = torch.compile(net, backend="aot_eager_decomp_partition") if way == "compiled" else net
-    for _ in range(3):
-        with saving:
-            value = run(x)
-        found = gradient(loss(value), parameters)
-        assert float((found - exact).norm() / exact.norm()) < 0.04
-
-
 def covariances(y):
     centered = y - y.mean(0)
     return centered.T @ centered / len(y) + 1e-4 * torch.eye(y.shape[1])
@@ -618,7 +588,8 @@ def nearly_singular(y):
     return a @ a.mT + 1e-4 * torch.eye(8)
 
 
-SOLVED_OUTSIDE = {
+# What a network makes of features, and what the loss makes of that.
+SOLVED = {
     "inverse": (nearly_singular, lambda a: torch.linalg.inv(a).square().mean()),
     "determinant": (nearly_singular, lambda a: torch.linalg.slogdet(a)[1].mean()),
     "Cholesky": (
@@ -626,29 +597,33 @@ SOLVED_OUTSIDE = {
         lambda a: torch.linalg.inv_ex(torch.linalg.cholesky(a))[0].square().mean(),
     ),
 }
+for name, process in PROCESSES.items():
+    SOLVED[f"{name} inside"] = (lambda y, p=process: likelihood(covariance(p(y))), itself)
+    SOLVED[f"{name} outside"] = (lambda y, p=process: covariance(p(y)), likelihood)
+COMPILED_TOO = ["inverse", "determinant", "Cholesky", "distances inside", "distances outside"]
+
+
+def on_features(last):
+    """A network that ends in a function."""
+    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 64), Steep(last))
+    net[-1].inside = nn.Identity()
+    return net
 
 
 @leaves
 @noisy
-@pytest.mark.parametrize("way", ["model", "context", "compiled"])
-@pytest.mark.parametrize("name", SOLVED_OUTSIDE)
-def test_a_loss_may_solve_with_covariances(name, way):
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, way) for name in SOLVED for way in ("model", "context")),
+        *first_of([(name, COMPILED) for name in COMPILED_TOO], 1),
+    ],
+)
+def test_what_makes_a_nearly_singular_matrix_is_exact(name, way):
+    """As of covariances, and of a Gaussian process on features."""
     torch.manual_seed(0)
-    torch._dynamo.reset()
-    last, loss = SOLVED_OUTSIDE[name]
-    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), Steep(last))
-    net[-1].inside = nn.Linear(128, 64)
-    x, parameters = torch.randn(64, 32), list(net.parameters())
-    exact = gradient(loss(net(x)), parameters)
-    saving = nullcontext() if way != "context" else Saving(bits=8, min_bytes=1024)
-    if way != "context":
-        actnn.compress(net, bits=8, min_bytes=1024)
-    run = torch.compile(net, backend="aot_eager_decomp_partition") if way == "compiled" else net
-    for _ in range(3):
-        with saving:
-            y = run(x)
-        found = gradient(loss(y), parameters)
-        assert float((found - exact).norm() / exact.norm()) < 0.04
+    last, loss = SOLVED[name]
+    assert error(on_features(last), torch.randn(64, 32), loss, way) < 0.04
 
 
 @leaves
@@ -671,6 +646,7 @@ class Side(nn.Module):
         return [network(x).square().mean() for network in self.networks.values()]
 
 
+@pytest.mark.slow
 @leaves
 @noisy
 def test_compiled_functions_with_steep_derivatives():
@@ -700,13 +676,12 @@ class PaddedAttention(LinearAttention):
 
 @leaves
 @noisy
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", first_of([torch.float32, torch.bfloat16], 1))
 def test_decompositions_of_compilers_keep_what_they_divide_by(dtype):
     torch.manual_seed(0)
     net, batches = nn.Sequential(PaddedAttention(32, 4)), [torch.randn(8, 64, 32)] * 2
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        # The graphs of Inductor, without its compilation.
-        found = errors(net, batches, backend="aot_eager_decomp_partition", bits=8)
+        found = errors(net, batches, backend=COMPILED, bits=8)
     assert max(found) < (0.02 if dtype == torch.float32 else 0.1)
 
 
@@ -724,18 +699,10 @@ FAR_FROM_0 = {
 
 @leaves
 @pytest.mark.parametrize("name", FAR_FROM_0)
-def test_compiled_code_compresses_what_it_divides_by_numbers_far_from_0(name, monkeypatch):
+def test_compiled_code_compresses_what_it_divides_by_numbers_far_from_0(name, answers):
     torch.manual_seed(0)
-    answers = []
-
-    def divides_by():
-        answers.append(graph_order.divides_by())
-        return answers[-1]
-
-    monkeypatch.setattr("actnn.saving.compiled.divides_by", divides_by)
-    torch._dynamo.reset()
     net = actnn.compress(Steep(FAR_FROM_0[name]), bits=8, min_bytes=1024)
-    torch.compile(net, backend="aot_eager_decomp_partition")(torch.randn(64, 32)).sum().backward()
+    torch.compile(net, backend=COMPILED)(torch.randn(64, 32)).sum().backward()
     assert answers
     assert not any(answers)
 
@@ -754,8 +721,8 @@ def encoded(monkeypatch):
 
 
 @leaves
-@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["aot_eager", COMPILED])
+@pytest.mark.parametrize("dtype", first_of([torch.float32, torch.bfloat16], 1))
 def test_compiled_code_keeps_logarithms_of_what_it_divides_by(dtype, backend, encoded):
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -781,22 +748,15 @@ def test_a_choice_compresses_what_compiled_code_divides_by(encoded):
 
 @leaves
 @noisy
-@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+@pytest.mark.parametrize("backend", ["aot_eager", COMPILED])
 def test_compiled_logarithms_of_sums_have_exact_operands(backend):
     """Beside a number that is as good as infinite, codes tell no others."""
     torch.manual_seed(0)
-    torch._dynamo.reset()
 
     def masked(y):
         return torch.logsumexp(torch.stack([torch.full_like(y, -1e8), y, y.flip(-1)], -1), -1).sum()
 
-    net = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 64), Steep(masked))
-    net[-1].inside = nn.Identity()
-    x, parameters = torch.randn(64, 32), list(net.parameters())
-    exact = gradient(net(x), parameters)
-    actnn.compress(net, bits=8, min_bytes=1024)
-    found = gradient(torch.compile(net, backend=backend)(x), parameters)
-    assert float((found - exact).norm() / exact.norm()) < 0.04
+    assert error(on_features(masked), torch.randn(64, 32), itself, backend) < 0.04
 
 
 COSINES = {
@@ -825,4 +785,4 @@ def test_of_similar_tensors_the_cosine_has_exact_operands(name):
         with saving:
             value = loss()
         found = gradient(value, parameters)
-        assert float((found - exact).norm() / exact.norm()) < 0.05
+        assert distance(found, exact) < 0.05

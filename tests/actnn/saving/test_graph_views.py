@@ -8,6 +8,7 @@ from torch import fx
 import actnn
 from actnn.codec import executors
 from actnn.saving.graph_views import share_views
+from sweeps import first_of
 
 aten = torch.ops.aten
 
@@ -36,7 +37,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
     ("backend", "device"),
     [
         ("aot_eager", "cpu"),
-        ("inductor", "cpu"),
+        pytest.param("inductor", "cpu", marks=pytest.mark.slow),
         pytest.param(
             "inductor",
             "cuda",
@@ -65,7 +66,7 @@ def rounded_gradients(model, x, run, bits):
         return gradients(run, x)
 
 
-@pytest.mark.parametrize("bits", [32, 4])
+@pytest.mark.parametrize("bits", first_of([4, 32], 1))
 def test_gradients_are_those_of_hooks_outside_of_graphs(encoded, bits):
     model, x = Block(), torch.randn(4, 16, 32)
     eager = rounded_gradients(model, x, model, bits)
@@ -94,12 +95,15 @@ def result_and_views(y):
 
 @pytest.mark.parametrize(
     ("function", "sizes"),
-    [
-        (halves, [1024]),
-        (transposed_and_flat, [1024]),
-        (some_columns, [128, 128]),  # the whole is larger than its parts
-        (result_and_views, []),  # alive anyway
-    ],
+    first_of(
+        [
+            (halves, [1024]),
+            (some_columns, [128, 128]),  # the whole is larger than its parts
+            (transposed_and_flat, [1024]),
+            (result_and_views, []),  # alive anyway
+        ],
+        2,
+    ),
 )
 def test_views_of_the_result_of_a_layer(encoded, function, sizes):
     layer, x = torch.nn.Linear(8, 16), torch.randn(64, 8, requires_grad=True)
@@ -187,6 +191,7 @@ def test_compiled_graphs_copy_nothing_to_encode_it(encoded):
     assert not forward.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch.compile
 def test_one_symbolic_size_may_be_that_of_several_dimensions():
     """As in masks of attention, whose last two dimensions are the tokens."""

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from actnn_models import distance, gradient, run_by
 from torch import nn
 
-import actnn
 from actnn.saving.groups import group_of
 
 
@@ -54,12 +54,6 @@ class Quiet(nn.Module):
         return self.last(torch.relu(self.norm(self.scale(self.wide(x))))).square().mean()
 
 
-def gradient_of(model, run, x):
-    model.zero_grad()
-    run(x).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
 @pytest.mark.parametrize(
     ("way", "size"),
     [
@@ -73,16 +67,7 @@ def gradient_of(model, run, x):
 def test_quiet_channels_before_a_batch_norm(size, way):
     torch.manual_seed(0)
     model, x = Quiet(len(size)), torch.randn(8, 4, *size)
-    exact = gradient_of(model, model, x)
-    if way == "context":
-        saving = actnn.compressed(bits=8, min_bytes=0, model=model)
-
-        def run(x):
-            with saving:
-                return model(x)
-    else:
-        actnn.compress(model, bits=8, min_bytes=0)
-        run = model if way == "model" else torch.compile(model, backend=way)
+    exact = gradient(model(x), model)
+    run = run_by(way, model, bits=8, min_bytes=0)
     for _ in range(2):
-        found = gradient_of(model, run, x)
-        assert (found - exact).norm() <= 0.05 * exact.norm()
+        assert distance(gradient(run(x), model), exact) <= 0.05

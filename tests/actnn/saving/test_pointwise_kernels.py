@@ -26,6 +26,7 @@ from actnn.saving.cuda.executor import (
 from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernel_runtime.cuda.launch import Kernel
 
+pytestmark = pytest.mark.slow
 emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from saved_tensors import DTYPES, everything_held
 
 
+@pytest.mark.slow
 def test_all_is_as_with_the_table():
     script = Path(__file__).with_name("saved_tensors.py")
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)

@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from actnn_parts import costs
 
 import actnn
+from sweeps import first_of
 
 pytestmark = [  # what these packages warn of is theirs
     pytest.mark.filterwarnings("ignore"),
@@ -70,7 +71,7 @@ def lightning_losses(model, **settings):
     return model.losses
 
 
-@pytest.mark.parametrize("settings", [{}, {"precision": "bf16-mixed"}], ids=str)
+@pytest.mark.parametrize("settings", first_of([{}, {"precision": "bf16-mixed"}], 1))
 @pytest.mark.parametrize("whole", [True, False])
 def test_lightning(whole, settings):
     exact = lightning_losses(task(whole), **settings)
@@ -81,6 +82,7 @@ def test_lightning(whole, settings):
     assert compressed.actnn.records
 
 
+@pytest.mark.slow
 def test_a_lightning_module_that_does_not_call_itself_says_so():
     model = actnn.compress(task(calls_itself=False), bits=4, min_bytes=0)
     with pytest.warns(actnn.ActNNWarning, match="the compressed Task itself.*'net'"):
@@ -118,12 +120,14 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_accelerate_prepares_a_compressed_model(settings):
     exact = accelerated(network(), "no", **settings)
     assert accelerated(network(), "before", **settings) == exact
 
 
+@pytest.mark.slow
 def test_a_model_can_be_compressed_after_accelerate_has_prepared_it():
     assert accelerated(network(), "after") == accelerated(network(), "no")
     with pytest.raises(actnn.ActNNError, match="set on this Sequential; compress it before"):
@@ -141,6 +145,7 @@ IMAGE_MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_results_and_gradients_of_published_image_models(name):
     """Results are exact at any width, gradients without rounding."""
@@ -173,6 +178,7 @@ def first_step(name, bits):
     return value.detach(), [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*costs.LANGUAGE, "denoiser"])
 def test_the_first_loss_of_published_models(name):
     """It is exact at any width, bit for bit; gradients without rounding."""
@@ -187,6 +193,7 @@ def test_the_first_loss_of_published_models(name):
     assert any(not torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
 
 
+@pytest.mark.slow
 def test_linear_attention_of_a_published_model():
     timm = package("timm")
     torch.manual_seed(0)
@@ -206,6 +213,7 @@ def test_linear_attention_of_a_published_model():
     assert "divided by in backward" in {record.reason for record in model.actnn.records}
 
 
+@pytest.mark.slow
 def test_a_compressed_model_is_exported_with_the_names_of_its_inputs():
     model, batch = llama(use_cache=False).eval(), {"input_ids": ids(2, 16)}
     plain = torch.export.export(model, (), batch).graph_signature.user_inputs

@@ -10,6 +10,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "actnn.md"
 PACKAGES = ["transformers", "peft", "lightning", "accelerate"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.filterwarnings("error::actnn.ActNNWarning")
 def test_blocks_of_the_page_run():

@@ -18,7 +18,8 @@ from quant_gru.kernel_runtime._native import TensorLaunch
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.disk_cache import DiskCache
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.sources import Sources
 from quant_gru.kernel_runtime.cuda.tensor_launch import tensor_launch
 
@@ -107,7 +108,7 @@ def _launch(
     m: int,
     device: torch.device,
     bounds: Bounds = UNBOUNDED,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> TensorLaunch:
     """Return a launch for tensors of one size, which takes the values of `VARYING`.
 
@@ -159,7 +160,7 @@ def run(
     ends: Tensor | None = None,
     capacity: int = 0,
     bounds: Bounds = UNBOUNDED,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> None:
     """Encode or decode on the current stream.
 
@@ -199,7 +200,7 @@ def run(
     start(x, data, params, state, bits_of, ends, capacity, tensor)
 
 
-def sums_of(bits: Tensor, machine: Machine | None = None) -> tuple[Tensor, Tensor]:
+def sums_of(bits: Tensor, machine: Device | None = None) -> tuple[Tensor, Tensor]:
     """Clamp bits of rows and sum them, on the current stream.
 
     Args:

@@ -16,7 +16,8 @@ from quant_gru.kernel_runtime._native import TensorLaunch
 from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.disk_cache import DiskCache
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.sources import Sources
 from quant_gru.kernel_runtime.cuda.tensor_launch import tensor_launch
 
@@ -132,7 +133,7 @@ def run(
     kind: int = 0,
     width: int = 0,
     tensor: int = 0,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> None:
     """Run a kernel on the current stream.
 
@@ -165,7 +166,7 @@ def _launch(
     high: float,
     slope: float,
     device: torch.device,
-    machine: Machine | None,
+    machine: Device | None,
 ) -> TensorLaunch:
     """Return a launch for tensors of one size: a function of x, y, bits, seed and tensor.
 
@@ -188,7 +189,7 @@ def run_windows(
     offsets: Tensor,
     inner: int,
     sizes: Sequence[Sequence[int]],
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> None:
     """Convert the positions of a max pool.
 
@@ -219,7 +220,7 @@ def limit_rows(
     groups: int,
     sizes: RowSizes,
     limits: Limits,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> None:
     """Limit the mean square of normalized rows, in place, on the current stream.
 
@@ -246,7 +247,7 @@ def _rows_launch(
     sizes: RowSizes,
     limits: Limits,
     device: torch.device,
-    machine: Machine | None,
+    machine: Device | None,
 ) -> tuple[TensorLaunch, int]:
     """Return a launch and the size of its scratch.
 

@@ -6,15 +6,15 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from quant_gru.kernel_runtime import _native
 from quant_gru.kernel_runtime.cuda import compiler, cublaslt
-from quant_gru.kernel_runtime.cuda.cublaslt import Described, Product
+from quant_gru.kernel_runtime.cuda.cublaslt import Product
 from quant_gru.kernel_runtime.cuda.graph_capture import refuse_in_capture
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Multiplication
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.sources import RUNTIME, Sources
 from quant_gru.kernel_runtime.cuda.streams import streams_of
 from quant_gru.kernel_runtime.errors import KernelError, raised_as
@@ -28,32 +28,8 @@ def _late(grid: Grid) -> Grid:
     return grid._replace(early=False)
 
 
-class Loaded(NamedTuple):
-    """A loaded kernel.
-
-    Attributes:
-        function: The driver's handle.
-        shared_bytes: Maximum shared memory of a block.
-    """
-
-    function: int
-    shared_bytes: int
-
-
-class _Launch(NamedTuple):
-    function: int
-    grid: Grid
-    arguments: ctypes.Structure | ctypes.Array[Any]
-
-    def add_to(self, launches: _native.Launches) -> None:
-        launches.add(self.function, self.grid, ctypes.addressof(self.arguments))
-
-
-class _Multiply(NamedTuple):
-    described: Described
-
-    def add_to(self, launches: _native.Launches) -> None:
-        launches.add_product(self.described.function, ctypes.addressof(self.described.record))
+Launch: TypeAlias = Callable[[_native.Launches], None]
+"""Adds a launch to a list of native code, and owns the arguments."""
 
 
 class Prepared:
@@ -65,11 +41,11 @@ class Prepared:
             still be compiling before that.
     """
 
-    def __init__(self, device: Device, load: Callable[[], Sequence[_Launch | _Multiply]]) -> None:
+    def __init__(self, device: Device, load: Callable[[], Sequence[Launch]]) -> None:
         self._device, self._load = device, load
 
     @cached_property
-    def launches(self) -> Sequence[_Launch | _Multiply]:
+    def launches(self) -> Sequence[Launch]:
         """The launches."""
         return self._load()
 
@@ -77,8 +53,8 @@ class Prepared:
     def native(self) -> _native.Launches:
         """The launches in native code; valid as long as this object is alive."""
         found = _native.Launches(self._device.native)
-        for each in self.launches:
-            each.add_to(found)
+        for add_to in self.launches:
+            add_to(found)
         return found
 
     def start(self, stream: int) -> None:
@@ -88,8 +64,22 @@ class Prepared:
             self._device.raise_for(status)
 
 
+class Multiplication(NamedTuple):
+    """A prepared GEMM.
+
+    Attributes:
+        launch: The launch of the GEMM.
+        record: The addresses of its matrices and its workspace, see `cublaslt.Described`.
+        workspace: Size of its workspace in bytes.
+    """
+
+    launch: Prepared
+    record: Any
+    workspace: int
+
+
 class Device:
-    """One GPU and the kernels of a package loaded on it.
+    """One GPU and the kernels of a package loaded on it. In tests, the host stands in for it.
 
     Args:
         index: Index of the GPU.
@@ -97,6 +87,7 @@ class Device:
 
     Attributes:
         native: The same GPU in native code.
+        arch: The architecture for which kernels are compiled, such as 'sm_90a'.
         stream: Returns torch's current stream, which waits for tensors shared by all calls.
     """
 
@@ -108,7 +99,8 @@ class Device:
         code = partial(compiler.machine_code, sources)
         self.native = _native.Device(_driver(), index, code, _start_thread, sources.records_graphs)
         self.arch, self.has_clusters = self.native.arch, self.native.has_clusters
-        self._loaded: dict[tuple[Kernel, int], Loaded] = {}
+        # the handle of a function, by kernel and cluster, and the most shared memory of a block
+        self._loaded: dict[tuple[Kernel, int], tuple[int, int]] = {}
         self._clusters: dict[int, int] | None = None
         self._library: Any = _MISSING
         if self.has_clusters:
@@ -137,8 +129,7 @@ class Device:
             sources.error: The kernel is not loaded yet and the stream is being captured, or the
                 driver returns an error.
         """
-        function, _ = self._ready(kernel, grid)
-        given = (function, _late(grid), ctypes.addressof(arguments))
+        given = (self._ready(kernel, grid), _late(grid), ctypes.addressof(arguments))
         status = self.native.launch(*given, self.stream())
         if status:
             self.raise_for(status)
@@ -149,10 +140,10 @@ class Device:
         """Start compiling a kernel and prepare its launch, which raises the errors of `launch`."""
         self.expect(kernel)
 
-        def load() -> list[_Launch]:
-            function, _ = self._ready(kernel, grid)
+        def load() -> list[Launch]:
+            function = self._ready(kernel, grid)
             known = grid if self.has_clusters else _late(grid)
-            return [_Launch(function, known, arguments)]
+            return [lambda to: to.add(function, known, ctypes.addressof(arguments))]
 
         return Prepared(self, load)
 
@@ -168,8 +159,12 @@ class Device:
             found = self._library.describe(product)
         if found is None:
             return None
-        product_of = [_Multiply(found)]
-        return Multiplication(Prepared(self, lambda: product_of), found.record, found.workspace)
+        record = found.record
+
+        def add_to(launches: _native.Launches) -> None:
+            launches.add_product(found.function, ctypes.addressof(record))
+
+        return Multiplication(Prepared(self, lambda: [add_to]), record, found.workspace)
 
     def join(self, launches: Sequence[Prepared]) -> Prepared:
         """Combine prepared launches into one that a single native call starts."""
@@ -183,15 +178,16 @@ class Device:
         with raised_as(self._error):
             self.native.check(status)
 
-    def _ready(self, kernel: Kernel, grid: Grid) -> Loaded:
-        loaded = self._loaded.get((kernel, grid.cluster))
-        if loaded is None or loaded.shared_bytes < grid.shared_bytes:
+    def _ready(self, kernel: Kernel, grid: Grid) -> int:
+        """Return the handle of a loaded function."""
+        function, shared_bytes = self._loaded.get((kernel, grid.cluster), (0, -1))
+        if shared_bytes < grid.shared_bytes:
             self._refuse_in_capture(kernel)
             given = kernel.source, kernel.function, _texts(kernel), grid
             with raised_as(self._error):
-                loaded = Loaded(self.native.load(*given), grid.shared_bytes)
-            self._loaded[kernel, grid.cluster] = loaded
-        return loaded
+                function = self.native.load(*given)
+            self._loaded[kernel, grid.cluster] = function, grid.shared_bytes
+        return function
 
     def _refuse_in_capture(self, kernel: Kernel) -> None:
         what = f"a kernel that is not loaded yet ({kernel.source})"

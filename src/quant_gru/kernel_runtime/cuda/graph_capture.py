@@ -1,6 +1,9 @@
-"""Checks for CUDA graph capture: results of captured work exist only after a replay."""
+"""The current device, and whether a graph is captured: its results exist after a replay."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -26,3 +29,25 @@ def refuse_in_capture(
         raise error(
             f"Expected a warm-up run with these shapes before a CUDA graph is captured, got {what}"
         )
+
+
+def index_of(device: torch.device) -> int:
+    """Return the index of a device in native code: that of a GPU, or -1."""
+    return device.index if device.type == "cuda" else -1
+
+
+def current(device: torch.device) -> tuple[Callable[[], int], Callable[[], bool]]:
+    """Return functions for native code: the current device, and whether a graph is captured."""
+    if device.type == "cuda":
+        return torch._C._cuda_getDevice, torch._C._cuda_isCurrentStreamCapturing
+    return lambda: -1, lambda: False
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current device, if it is not: that takes time."""
+    if device.type != "cuda" or torch._C._cuda_getDevice() == device.index:
+        return _HERE
+    return torch.cuda.device(device)
+
+
+_HERE: nullcontext[None] = nullcontext()

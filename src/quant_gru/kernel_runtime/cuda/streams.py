@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import torch
 
-from quant_gru.kernel_runtime.cuda.launch import Machine
-
 
 class Streams:
     """The streams of one GPU.
@@ -59,18 +57,22 @@ def streams_of(index: int) -> Streams:
 
 
 def native_streams(
-    machine: Machine, device: torch.device
+    stream: Callable[[], int], device: torch.device
 ) -> tuple[Callable[[], int], Callable[[], int]]:
     """Return two functions for native code.
 
     The first returns the current stream. The second also makes it wait for shared tensors; native
     code calls it when the stream changes.
+
+    Args:
+        stream: `Device.stream` of the machine that runs the kernels.
+        device: The device of the tensors.
     """
     if device.type == "cuda":
         # a function of torch in C, without Python code
         quick = functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
-        return quick, machine.stream
-    return machine.stream, machine.stream
+        return quick, stream
+    return stream, stream
 
 
 def made_on(device: torch.device) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import torch
 
 from quant_gru.kernel_runtime import _native
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.graph_capture import index_of
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 
 
 def tensor_launch(
-    machine: Machine,
+    machine: Device,
     device: torch.device,
     launches: Sequence[tuple[Kernel, Grid]],
     arguments: ctypes.Structure,
@@ -40,8 +42,8 @@ def tensor_launch(
         prepared.native,
         [base + getattr(kind, name).offset for name in varying],
         torch.Tensor,
-        -1 if device.type == "cpu" else device.index,
-        native_streams(machine, device)[0],
+        index_of(device),
+        native_streams(machine.stream, device)[0],
         machine.raise_for,
         (prepared, arguments),
     )

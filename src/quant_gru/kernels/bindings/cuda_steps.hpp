@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -17,11 +18,12 @@ using kernel_runtime::Launches;
 // Steps that start in order, by one thread at a time.
 class Steps {
  public:
-    // steps: Launches, or functions of Python, which get the arguments of a start.
+    // steps: Launches, or functions of Python, which get the arguments of a start. uses: the
+    // addresses that the arguments of each of them follow, of those that a start is given.
     // fields: those that follow each of the addresses that a start is given.
     // fail: raises the error of a status. keep: owns the fields and the memory that they write.
-    Steps(const std::vector<nanobind::object> &steps, std::vector<Fields *> fields,
-          nanobind::object fail, nanobind::object keep);
+    Steps(const std::vector<nanobind::object> &steps, std::vector<std::vector<size_t>> uses,
+          std::vector<Fields *> fields, nanobind::object fail, nanobind::object keep);
 
     size_t tensors() const { return fields_.size(); }
 
@@ -47,7 +49,7 @@ class Steps {
                 // A full launch queue may wait for a host function that needs the GIL.
                 nb::gil_scoped_release release;
                 begin();
-                if (launches_[i]) status = launches_[i]->start(stream, bases);
+                if (launches_[i]) status = launches_[i]->start(stream, key_of(i, bases));
             }
             if (!launches_[i]) steps_[i](*arguments);
         }
@@ -57,10 +59,18 @@ class Steps {
     }
 
  private:
+    // All that the arguments of launches depend on: addresses, and what follows them in `bases`.
+    std::vector<uintptr_t> key_of(size_t step, const std::vector<uintptr_t> &bases) const {
+        std::vector<uintptr_t> key(bases.begin() + static_cast<std::ptrdiff_t>(fields_.size()),
+                                   bases.end());
+        for (const size_t each : uses_[step]) key.push_back(bases[each]);
+        return key;
+    }
     [[noreturn]] void raise(int status) const;
 
     std::vector<nanobind::object> steps_;
     std::vector<Launches *> launches_;  // null for functions
+    std::vector<std::vector<size_t>> uses_;
     std::vector<Fields *> fields_;
     nanobind::object fail_, keep_;
     std::mutex mutex_;

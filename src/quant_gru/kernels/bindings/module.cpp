@@ -189,8 +189,8 @@ NB_MODULE(_native, m) {
         .def(nb::init<const nb::object &, int64_t, nb::object, nb::object>())
         .def("__call__", &PackingOf::operator());
     nb::class_<Steps>(m, "Steps")
-        .def(nb::init<const std::vector<nb::object> &, std::vector<Fields *>, nb::object,
-                      nb::object>())
+        .def(nb::init<const std::vector<nb::object> &, std::vector<std::vector<size_t>>,
+                      std::vector<Fields *>, nb::object, nb::object>())
         .def("start", &start_steps);
     nb::class_<Call>(m, "Call")
         .def("__init__", &make_call, nb::keep_alive<1, 2>())

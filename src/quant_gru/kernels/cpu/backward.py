@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
 from quant_gru.kernel_runtime.allocators import empty
 from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cpu.plan_packing import pack_weights
+from quant_gru.kernels.shapes import check_backward
 
 CHUNK_ITEMS = 512
 """Rows times steps per chunk: few, so that the buffers of a chunk stay in a cache."""
@@ -43,12 +43,10 @@ def backward(
         QuantGRUError: A tensor has the wrong shape.
     """
     plan, (T, N, _) = tape.plan, tape.x.shape
-    _check_shapes(tape, grad_out, grad_last)
-    if variant == executor.REFERENCE:
-        return _in_float32(straight_through(tape, grad_out, grad_last, wanted))
+    check_backward(tape, grad_out, grad_last)
+    if variant == executor.REFERENCE or not T or not N:
+        return straight_through(tape, grad_out, grad_last, wanted).in_float32()
     layer = executor.layer_of(plan, variant)
-    if not T or not N:
-        return _empty(tape, grad_last, wanted)
     found = _results(tape, wanted)
     tensors = _inputs(tape, grad_out, grad_last)
     tensors |= {f"d{name}": getattr(found, name) for name in _GRADIENTS}
@@ -115,50 +113,4 @@ def _results(tape: Tape, wanted: Wanted) -> Gradients:
         result(wanted.bw, 3 * H),
         result(wanted.br, 3 * H),
         result(wanted.h, T, N, H),
-    )
-
-
-def _check_shapes(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> None:
-    """Raise an error if a tensor whose address native code will read has the wrong shape."""
-    (T, N, _), plan = tape.x.shape, tape.plan
-    H = plan.hidden_size
-    shapes = [
-        ("x", tape.x, (T, N, plan.input_size)),
-        ("h0", tape.h0, (N, H)),
-        ("out", tape.out, (T, N, H)),
-        ("grad_out", grad_out, (T, N, H)),
-        ("grad_last", grad_last, (N, H)),
-        ("lengths", tape.lengths, (N,)),
-        ("held", tape.held, (T, N, H)),
-    ]
-    for name, tensor, shape in shapes:
-        if tensor is not None and tensor.shape != shape:
-            raise QuantGRUError(
-                f"Expected {name} to be of shape {shape}, got {tuple(tensor.shape)}"
-            )
-
-
-def _in_float32(g: Gradients) -> Gradients:
-    def single(grad: Tensor | None) -> Tensor | None:
-        return None if grad is None else grad.to(torch.float32)
-
-    W, R, bw, br = (single(each) for each in (g.W, g.R, g.bw, g.br))
-    return Gradients(single(g.x), g.h0.to(torch.float32), W, R, bw, br, single(g.h))
-
-
-def _empty(tape: Tape, grad_last: Tensor, wanted: Wanted) -> Gradients:
-    """Return the gradients of a call without steps or rows, in which those of weights are zero."""
-    (T, N, C), H = tape.x.shape, tape.plan.hidden_size
-
-    def zeros(wanted: bool, *shape: int) -> Tensor | None:
-        return torch.zeros(shape, dtype=torch.float32, device="cpu") if wanted else None
-
-    return Gradients(
-        zeros(wanted.x, T, N, C),
-        grad_last.detach().to("cpu", torch.float32, copy=True),
-        zeros(wanted.W, 3 * H, C),
-        zeros(wanted.R, 3 * H, H),
-        zeros(wanted.bw, 3 * H),
-        zeros(wanted.br, 3 * H),
-        zeros(wanted.h, T, N, H),
     )

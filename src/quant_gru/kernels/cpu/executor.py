@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from quant_gru.integer.random import chance
 from quant_gru.kernel_runtime.allocators import maker
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack, pack_requantizer, pack_weights
+from quant_gru.kernels.shapes import check_run
 
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
@@ -32,7 +33,7 @@ _packed: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, _native.Layer]]] = 
     weakref.WeakKeyDictionary()
 )
 # A stack is kept as long as the first cell's weight part.
-_stacks: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
+_stacks: weakref.WeakKeyDictionary[Any, tuple[Any, Stack | None]] = weakref.WeakKeyDictionary()
 _AVAILABLE = [*_native.variants(True), REFERENCE]
 
 
@@ -91,20 +92,9 @@ def run(
     Raises:
         QuantGRUError: A shape does not match the plan.
     """
-    T, N, C = x.shape
-    H = plan.hidden_size
-    count = N if lengths is None else lengths.numel()
-    if plan.input_size != C or h0.shape != (N, H) or count != N:
-        raise QuantGRUError(
-            f"Expected x of {plan.input_size} features, h0 of shape ({N}, {H}) and {N} lengths, "
-            f"got x of {C}, h0 of shape {tuple(h0.shape)} and {count} lengths"
-        )
-    if held is not None:
-        if held.shape != (T, N, H):
-            raise QuantGRUError(
-                f"Expected held to be of shape {(T, N, H)}, got {tuple(held.shape)}"
-            )
-        held = held.to("cpu", torch.bool).contiguous()
+    check_run(plan, x, h0, lengths, held)
+    (T, N, _), H = x.shape, plan.hidden_size
+    held = None if held is None else held.to("cpu", torch.bool).contiguous()
     x = x.to("cpu", plan.x.container).contiguous()
     h0 = h0.to("cpu", plan.h.container).contiguous()
     out = torch.empty((T, N, H), dtype=plan.h.container, device="cpu")
@@ -178,39 +168,24 @@ def stack_of(plan: GRUPlan, variant: str | None = None) -> Stack | None:
         The stack; None if the reference executor is in use, if the fast kernels cannot run a cell
         (`is_narrow`), or if the input has a zero point outside of its codes.
     """
-    kept = _stacks.get(plan.cells[0][0].weights)
+    weights, parts = plan.cells[0][0].weights, plan.parts
+    made_of, stack = _stacks.get(weights, ((), None))
     if variant is None:
-        if kept is not None and kept.plan() is plan and kept.stack and kept.stack.calls.is_chosen():
-            return kept.stack
+        if stack is not None and made_of[1:] == parts and stack.calls.is_chosen():
+            return stack
         variant = chosen()
     if variant == REFERENCE or plan.is_far:
         why = "a zero point of the input is outside of its codes" if plan.is_far else VARIABLE
         _logger.debug("plan on the CPU: the reference executor, because of %s", why)
         return None
-    cells = [cell for layer in plan.cells for cell in layer]
-    parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
-    same = kept is not None and kept.variant == variant and len(kept.parts) == len(parts)
-    if (
-        kept is None
-        or not same
-        or any(ref() is not p for ref, p in zip(kept.parts, parts, strict=True))
-    ):
+    if made_of != (variant, *parts):
+        cells = [cell for layer in plan.cells for cell in layer]
         narrow = all(is_narrow(cell, variant) for cell in cells)
         stack = Stack(plan, variant) if narrow else None
         how = "whole calls" if narrow else "each layer by itself, as operators have over 16 bits"
         _logger.debug("plan of %d cells on the CPU: %s kernels, %s", len(cells), variant, how)
-        kept = _Kept(weakref.ref(plan), [weakref.ref(part) for part in parts], variant, stack)
-        _stacks[cells[0].weights] = kept
-    return kept.stack
-
-
-class _Kept(NamedTuple):
-    """A stack, and what it was made of."""
-
-    plan: weakref.ref[GRUPlan]
-    parts: list[weakref.ref[Any]]
-    variant: str
-    stack: Stack | None
+        _stacks[weights] = (variant, *parts), stack
+    return stack
 
 
 class Stack:

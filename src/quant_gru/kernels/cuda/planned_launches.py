@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.driver import Device, Prepared
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.recurrence import planner
@@ -35,17 +36,19 @@ class Steps:
     Args:
         machine: The machine that runs the kernels.
         tensors: The number of tensors of a call.
+        changing: Those whose addresses differ from call to call. Launches that follow them are
+            apart from others, which can be graphs.
 
     Attributes:
         memories: The argument fields that follow each tensor.
         records: The arguments of the launches.
     """
 
-    def __init__(self, machine: Machine, tensors: int) -> None:
-        self.machine = machine
+    def __init__(self, machine: Device, tensors: int, changing: Collection[int] = ()) -> None:
+        self.machine, self._changing = machine, frozenset(changing)
         self.memories = [Memory() for _ in range(tensors)]
         self.records: list[Any] = []
-        self._steps: list[Prepared | Work] = []
+        self._steps: list[tuple[Prepared | Work, frozenset[int]]] = []
 
     def launch(self, launch: _native.PlannedLaunch) -> int:
         """Add a launch, and return the address of its arguments."""
@@ -55,29 +58,38 @@ class Steps:
             self.memories[tensor].fields.add(base + at, offset)
         self.records.append(record)
         kernel = Kernel.of(*launch[:3])
-        self.add(self.machine.prepare(kernel, planner.grid_of(launch[3]), record))
+        prepared = self.machine.prepare(kernel, planner.grid_of(launch[3]), record)
+        self.add(prepared, [tensor for _, tensor, _ in launch[5]])
         return base
 
-    def add(self, step: Prepared | Work) -> None:
-        """Add a prepared launch, or work of torch."""
-        self._steps.append(step)
+    def add(self, step: Prepared | Work, tensors: Iterable[int] = ()) -> None:
+        """Add a prepared launch that follows tensors, or work of torch."""
+        self._steps.append((step, frozenset(tensors)))
 
     def native(self, keep: object) -> _native.Steps:
-        """Return all steps, with consecutive launches joined into one.
+        """Return all steps, with consecutive launches joined into one if all or none change.
 
         Args:
             keep: The owners of other memory whose addresses the arguments have.
         """
         steps: list[Any] = []
-        for is_work, run in itertools.groupby(self._steps, callable):
-            group: list[Any] = list(run)
+        uses: list[list[int]] = []
+        for (is_work, _), run in itertools.groupby(self._steps, self._kind):
+            pairs: list[Any] = list(run)
+            group = [step for step, _ in pairs]
+            tensors = sorted(frozenset().union(*(each for _, each in pairs)))
             steps += group if is_work else [self.machine.join(group)]
+            uses += [tensors] * (len(group) if is_work else 1)
         return _native.Steps(
             [each if callable(each) else each.native for each in steps],
+            uses,
             [each.fields for each in self.memories],
             self.machine.raise_for,
             (steps, self.memories, self.records, keep),
         )
+
+    def _kind(self, step: tuple[Prepared | Work, frozenset[int]]) -> tuple[bool, bool]:
+        return callable(step[0]), not self._changing.isdisjoint(step[1])
 
 
 def point(launch: _native.PlannedLaunch, arguments: Any, bases: Sequence[int]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from quant_gru.errors import QuantGRUError
-from quant_gru.integer.backward import Gradients, Tape, Wanted
+from quant_gru.integer.backward import Tape
 from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.streams import made_on
@@ -17,6 +17,7 @@ from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.cell import Cell
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.structs import KINDS
+from quant_gru.kernels.shapes import check_backward
 
 # by device; never freed, since captured graphs read them
 _zeros: dict[torch.device, Tensor] = {}
@@ -72,14 +73,7 @@ class Call:
         T, N, C = x.shape
         H = plan.hidden_size
         self.T, self.N, self.C, self.H = T, N, C, H
-        whole, rows = (T, N, H), (N,)
-        _check("grad_out", grad_out, whole)
-        _check("grad_last", grad_last, (N, H))
-        _check("h0", tape.h0, (N, H))
-        _check("out", tape.out, whole)
-        _check("lengths", lengths, rows)
-        _check("held", held, whole)
-        _check("nan", nan, rows)
+        check_backward(tape, grad_out, grad_last)
         self.device = x.device
         self.reverse = tape.reverse
         self.numbers = numbers_of(plan)
@@ -120,7 +114,7 @@ class Call:
     def details(self) -> tuple[Any, ...]:
         """The cache key of schedules of a size; quantizers are identified by their identity."""
         w = self.plan.weights
-        return (id(self.plan.frozen), self.reverse, w.W.dtype, w.R.dtype)
+        return (weakref.ref(self.plan.frozen), self.reverse, w.W.dtype, w.R.dtype)
 
     @property
     def native(self) -> _native.BackwardDirection:
@@ -128,28 +122,6 @@ class Call:
         w = self.plan.weights
         # schedules outlive calls: they must not keep weights alive
         return Cell(self.plan).native([]), self.reverse, (KINDS[w.W.dtype], KINDS[w.R.dtype])
-
-    def nothing(self, wanted: Wanted) -> Gradients:
-        """Return the gradients of a call without steps or rows."""
-
-        def zeros(wanted: bool, *shape: int) -> Tensor | None:
-            return torch.zeros(shape, device=self.device) if wanted else None
-
-        H3 = 3 * self.H
-        last = torch.zeros((self.N, self.H), device=self.device)
-        for name in ("grad_last", "nan"):
-            given = self.tensors[name]
-            if given is not None:
-                last += given if given.dim() == 2 else given[:, None]
-        return Gradients(
-            zeros(wanted.x, self.T, self.N, self.C),
-            last,
-            zeros(wanted.W, H3, self.C),
-            zeros(wanted.R, H3, self.H),
-            zeros(wanted.bw, H3),
-            zeros(wanted.br, H3),
-            zeros(wanted.h, self.T, self.N, self.H),
-        )
 
 
 def weights_of(plan: CellPlan) -> tuple[dict[str, Tensor], bool]:
@@ -192,11 +164,6 @@ def zero_on(device: torch.device) -> Tensor:
             kept = _zeros.setdefault(device, kept)
             made_on(device)
     return kept
-
-
-def _check(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    if tensor is not None and tensor.shape != shape:
-        raise QuantGRUError(f"Expected {name} to be {shape}, got {tuple(tensor.shape)}")
 
 
 _Given = TypeVar("_Given", Tensor, Tensor | None)

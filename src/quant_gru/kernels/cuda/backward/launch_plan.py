@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.backward import Gradients, Wanted
-from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision, weights_of
 from quant_gru.kernels.cuda.backward.steps import add_steps, matrix_in
@@ -43,10 +43,9 @@ class Schedule:
     """
 
     def __init__(
-        self, calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Machine
+        self, calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Device
     ) -> None:
         first = calls[0]
-        self._frozen = [weakref.ref(call.plan.frozen) for call in calls]
         self._sizes = (first.T, first.N, first.C, first.H)
         self._wanted, self._machine = wanted, machine
         # weights that calls had, and their addresses
@@ -65,10 +64,6 @@ class Schedule:
         steps = Steps(machine, made + 3 * len(calls))
         self.size = add_steps(steps, planned, size, SPACE, made)
         self._steps = steps.native(None)
-
-    def belongs_to(self, calls: Sequence[Call]) -> bool:
-        """Return whether the calls have the plans for which this schedule was prepared."""
-        return all(ref() is call.plan.frozen for ref, call in zip(self._frozen, calls, strict=True))
 
     def run(self, calls: Sequence[Call]) -> list[Gradients]:
         """Compute all gradients of a call."""

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
-from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing, on
 from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda.backward.inputs import IN_DOUBLE, PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.launch_plan import VARIABLES, Schedule
@@ -42,13 +42,14 @@ def backward(
     grad_last: Sequence[Tensor | None],
     wanted: Wanted | None = None,
     precision: str = "bf16",
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> list[Gradients]:
     """Backpropagate through one layer, with both directions in the same launches if they match.
 
     The gradients are those of `quant_gru.integer.backward.straight_through`, up to rounding:
     ||error|| / ||gradient|| is below 1e-5 for 'fp32', 1e-3 for 'tf32' and 1e-2 for 'bf16'. Plans
-    with operators of more than 16 bits use `straight_through` itself, in float64.
+    with operators of more than 16 bits, and calls without steps or rows, use `straight_through`
+    itself, in float64.
 
     Args:
         tapes: The inputs and outputs of the forward of each direction.
@@ -74,10 +75,7 @@ def backward(
     if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
         # PyTorch may round float32 products with this setting, so use float64
         chosen = IN_DOUBLE
-    device = tapes[0].x.device
-    if device.type != "cuda" or torch._C._cuda_getDevice() == device.index:
-        return _backward(tapes, grad_out, grad_last, wanted, chosen, machine)
-    with torch.cuda.device(device):
+    with on(tapes[0].x.device):
         return _backward(tapes, grad_out, grad_last, wanted, chosen, machine)
 
 
@@ -87,14 +85,12 @@ def _backward(
     grad_last: Sequence[Tensor | None],
     wanted: Wanted,
     precision: Precision,
-    machine: Machine | None,
+    machine: Device | None,
 ) -> list[Gradients]:
     given = list(zip(tapes, grad_out, grad_last, strict=True))
     calls = [Call(*each) for each in given]
-    if not all([call.form.narrow for call in calls]):
-        return [_in_float64(*each, wanted) for each in given]
-    if not calls[0].T * calls[0].N:
-        return [call.nothing(wanted) for call in calls]
+    if not calls[0].T * calls[0].N or not all(call.form.narrow for call in calls):
+        return [straight_through(*complete(*each), wanted).in_float32() for each in given]
     machine = machine or machines.machine_of(tapes[0].x.device)
     if len(calls) == 2 and calls[0].key != calls[1].key:
         return [
@@ -118,7 +114,7 @@ def _backward(
 
 
 def _schedule_of(
-    calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Machine
+    calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Device
 ) -> Schedule:
     """Return the schedule of such calls, prepared at the first of them."""
     first = calls[0].plan.frozen
@@ -135,30 +131,10 @@ def _schedule_of(
         *map(os.environ.get, VARIABLES),
     )
     schedule = known.get(key)
-    # a later object may have reused an id
-    if schedule is None or not schedule.belongs_to(calls):
+    if schedule is None:
         schedule = Schedule(calls, wanted, precision, machine)
         if not capturing(calls[0].device):
             if len(known) >= _MOST_SCHEDULES:
                 known.clear()
             known[key] = schedule
     return schedule
-
-
-def _in_float64(
-    tape: Tape, grad_out: Tensor | None, grad_last: Tensor | None, wanted: Wanted
-) -> Gradients:
-    exact = straight_through(*complete(tape, grad_out, grad_last), wanted)
-
-    def single(each: Tensor | None) -> Tensor | None:
-        return None if each is None else each.to(torch.float32)
-
-    return Gradients(
-        single(exact.x),
-        exact.h0.to(torch.float32),
-        single(exact.W),
-        single(exact.R),
-        single(exact.bw),
-        single(exact.br),
-        single(exact.h),
-    )

@@ -16,8 +16,8 @@ from torch import Tensor
 from quant_gru.integer.call_form import FLOATS, Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernel_runtime.allocators import maker, row_maker
-from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing, current, index_of
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision, weights_of, zero_on
@@ -35,6 +35,8 @@ _MOST_KINDS = 64
 _KEPT_BYTES = 8 << 20
 # indices of a call's tensors; the gradients follow the codes of each cell
 _SPACE, _OUTS = 0, 9
+_OF_ROWS = (1, 7, 8)
+"""x and the orders of rows: batches of packed rows have their own."""
 
 Found = Sequence[Tensor | None]
 """Gradients of x and h0, after the masks of their quantizers, and of W, R, bw, br of each cell."""
@@ -63,11 +65,11 @@ class PreparedBackward:
         machine: The machine that runs the kernels.
     """
 
-    def __init__(self, plan: GRUPlan, precision: str, machine: Machine) -> None:
+    def __init__(self, plan: GRUPlan, precision: str, machine: Device) -> None:
         self._plan, self._machine = plan, machine
         self._precision: Precision = PRECISIONS[precision]
         self._device = plan.cells[0][0].weights.W.device
-        self._index = self._device.index if self._device.type == "cuda" else -1
+        self._index = index_of(self._device)
         self._kinds: dict[Any, _native.GPUBackward | None] = {}
         # and what it was asked for
         self._latest: tuple[_native.GPUBackward, tuple[Any, ...]] | None = None
@@ -168,18 +170,13 @@ class PreparedBackward:
                 POLICY,
             )
         made = _OUTS + cells
-        steps = Steps(self._machine, made + len(wanted))
+        steps = Steps(self._machine, made + len(wanted), _OF_ROWS if packed else ())
         size = add_steps(steps, planned, size, _SPACE, made)
-        is_gpu = device.type == "cuda"
-        functions = (
-            Tensor,
-            torch._C._cuda_getDevice if is_gpu else lambda: -1,
-            native_streams(self._machine, device),
-            torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
-        )
+        is_here, is_captured = current(device)
+        functions = (Tensor, is_here, native_streams(self._machine.stream, device), is_captured)
         return _native.GPUBackward(
             steps.native((keep, zero)),
-            (device.index if is_gpu else -1, size, _KEPT_BYTES, cells, packed, T, N),
+            (self._index, size, _KEPT_BYTES, cells, packed, T, N),
             layouts,
             [maker((size,), device, torch.int8), *_makers(self._plan, given, wanted)],
             functions,

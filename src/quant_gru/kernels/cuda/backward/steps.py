@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.kernel_runtime.cuda.cublaslt import Product
-from quant_gru.kernel_runtime.cuda.launch import Machine, Multiplication
+from quant_gru.kernel_runtime.cuda.driver import Device, Multiplication
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.planned_launches import Steps, Work, multiply_bytes
 
@@ -53,7 +53,7 @@ def add_steps(
             memory.point(each.record, "workspace", workspace)
             for name in "cd":
                 steps.memories[tensor].point(each.record, name, offset)
-            steps.add(each.launch)
+            steps.add(each.launch, (space, tensor))
     return memory.size
 
 
@@ -70,7 +70,7 @@ def _size_of(product: _native.LastProduct) -> Product:
 
 
 def _multiplications(
-    machine: Machine, products: Sequence[tuple[_native.LastProduct, tuple[int, int]]]
+    machine: Device, products: Sequence[tuple[_native.LastProduct, tuple[int, int]]]
 ) -> list[Multiplication]:
     """Return GEMMs as launches; none if the machine cannot prepare all of them."""
     found = []

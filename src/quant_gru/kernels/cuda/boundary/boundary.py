@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quant_gru.integer.plan import Seam
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
 from quant_gru.integer.rounding import NUMBERS
-from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer, pack_requantizer
 from quant_gru.kernels.cuda import machine as machines
@@ -20,7 +21,7 @@ from quant_gru.kernels.cuda.recurrence import planner
 
 
 def quantize(
-    quantizer: Quantizer, x: Tensor, machine: Machine | None = None
+    quantizer: Quantizer, x: Tensor, machine: Device | None = None
 ) -> tuple[Tensor, Tensor]:
     """Quantize `x` as `Quantizer.quantize` does, and find rows with NaN.
 
@@ -47,7 +48,7 @@ def dequantize(
     quantizer: Quantizer,
     codes: Tensor,
     nan: Tensor | None = None,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> Tensor:
     """Dequantize `codes` to float32 as `Quantizer.dequantize` does; rows in `nan` become NaN.
 
@@ -69,7 +70,7 @@ def dequantize(
     return values
 
 
-def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None = None) -> None:
+def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Device | None = None) -> None:
     """Set a gradient to 0, in place, where `Quantizer.inside` is False; NaN stays NaN.
 
     Args:
@@ -93,68 +94,31 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None 
 
 
 def requantize(
-    sums: Sequence[WeightedSum],
-    below: Sequence[Quantizer],
-    above: Quantizer,
-    codes: Sequence[Tensor],
-    machine: Machine | None = None,
+    seam: Seam, codes: Sequence[Tensor], grad: Tensor | None = None, machine: Device | None = None
 ) -> Tensor:
     """Requantize X = weighted_sum(h - z_h) for each direction of the layer below.
 
     Args:
-        sums: The weighted sum of each direction.
-        below: The quantizer of each direction's codes, with at most 16 bits.
-        above: The quantizer of the result, with at most 16 bits.
+        seam: What converts codes of the lower layer, with quantizers of at most 16 bits.
         codes: Codes of each direction (T, N, H).
+        grad: Gradient of the dequantized result (T, N, directions * H), float32, contiguous, that
+            becomes 0, in place, where codes are clamped; NaN stays NaN. None for codes.
         machine: The machine that runs the kernel; None for the codes' GPU.
 
     Returns:
-        Codes (T, N, directions * H) in their container.
+        Codes (T, N, directions * H) in their container, or the gradient.
     """
+    sums, below, above = seam
     T, N, H = codes[0].shape
-    found = torch.empty((T, N, H * len(below)), dtype=above.container, device=codes[0].device)
-    _requantize(sums, below, above, codes, found, machine)
-    return found
-
-
-def mask_requantized(
-    sums: Sequence[WeightedSum],
-    below: Sequence[Quantizer],
-    above: Quantizer,
-    codes: Sequence[Tensor],
-    grad: Tensor,
-    machine: Machine | None = None,
-) -> None:
-    """Set a gradient to 0, in place, where `requantize` clamps; NaN stays NaN.
-
-    Args:
-        sums: See `requantize`.
-        below: See `requantize`.
-        above: See `requantize`.
-        codes: See `requantize`.
-        grad: Gradient of the dequantized result (T, N, directions * H), float32, contiguous.
-        machine: The machine that runs the kernel; None for the codes' GPU.
-    """
-    _requantize(sums, below, above, codes, grad, machine)
-
-
-def _requantize(
-    sums: Sequence[WeightedSum],
-    below: Sequence[Quantizer],
-    above: Quantizer,
-    codes: Sequence[Tensor],
-    to: Tensor,
-    machine: Machine | None,
-) -> None:
-    """Write codes if `to` has an integer dtype; mask it as a gradient if it is floating-point."""
-    if not to.numel():
-        return
-    T, N, H = codes[0].shape
-    keep = [each.to(q.container).contiguous() for q, each in zip(below, codes, strict=True)]
-    how = [pack_requantizer(s, q, above) for s, q in zip(sums, below, strict=True)]
-    results = (0, to.data_ptr()) if to.is_floating_point() else (to.data_ptr(), 0)
-    addresses = [each.data_ptr() for each in keep]
-    _start(_native.requantize_launch(how, addresses, T * N, H, *results), to, machine)
+    shape = (T, N, H * len(below))
+    to = torch.empty(shape, dtype=above.container, device=codes[0].device) if grad is None else grad
+    if to.numel():
+        keep = [each.to(q.container).contiguous() for q, each in zip(below, codes, strict=True)]
+        how = [pack_requantizer(s, q, above) for s, q in zip(sums, below, strict=True)]
+        results = (to.data_ptr(), 0) if grad is None else (0, to.data_ptr())
+        addresses = [each.data_ptr() for each in keep]
+        _start(_native.requantize_launch(how, addresses, T * N, H, *results), to, machine)
+    return to
 
 
 def events(
@@ -162,7 +126,7 @@ def events(
     p: float,
     shape: tuple[int, int, int],
     stream: int,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> Tensor:
     """Draw the events of `quant_gru.integer.random.events` on a GPU.
 
@@ -180,7 +144,7 @@ def events(
     return found
 
 
-def _start(launch: _native.PlannedLaunch, of: Tensor, machine: Machine | None) -> None:
+def _start(launch: _native.PlannedLaunch, of: Tensor, machine: Device | None) -> None:
     machine = machine or machines.machine_of(of.device)
     kernel = Kernel.of(*launch[:3])
     machine.launch(kernel, planner.grid_of(launch[3]), arguments_of(launch))

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from quant_gru.errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda import planned_launches
 from quant_gru.kernels.cuda.plan.cell import Cell, filled
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.shapes import check_run
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def run(
     h0: Tensor,
     lengths: Tensor | None = None,
     reverse: bool = False,
-    machine: Machine | None = None,
+    machine: Device | None = None,
     held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one layer and direction, with the results of `quant_gru.integer.cell.run`.
@@ -64,7 +66,7 @@ def run_directions(
     directions: Sequence[Direction],
     x: Tensor,
     lengths: Tensor | None = None,
-    machine: Machine | None = None,
+    machine: Device | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """Run the directions of a layer over the same codes, in one launch if possible.
 
@@ -95,14 +97,8 @@ class _Call:
 
     def __init__(self, direction: Direction, x: Tensor, lengths: Tensor | None) -> None:
         plan = direction.plan
-        T, N, C = x.shape
-        H = plan.hidden_size
-        rows = N if lengths is None else lengths.numel()
-        if plan.input_size != C or direction.h0.shape != (N, H) or rows != N:
-            raise QuantGRUError(
-                f"Expected x of {plan.input_size} features, h0 of shape ({N}, {H}) and {N} "
-                f"lengths, got x of {C}, h0 of shape {tuple(direction.h0.shape)} and {rows} lengths"
-            )
+        (T, N, _), H = x.shape, plan.hidden_size
+        check_run(plan, x, direction.h0, lengths, direction.held)
         device = plan.weights.W.device
         if x.device != device or direction.h0.device != device:
             raise QuantGRUError(
@@ -115,8 +111,6 @@ class _Call:
         self.lengths = lengths
         self.reverse = direction.reverse
         held = direction.held
-        if held is not None and held.shape != (T, N, H):
-            raise QuantGRUError(f"Expected held to be {(T, N, H)}, got {tuple(held.shape)}")
         self.held = None if held is None else held.to(x.device, torch.bool).contiguous()
         self.out = torch.empty((T, N, H), dtype=plan.h.container, device=x.device)
         self.last = torch.empty((N, H), dtype=plan.h.container, device=x.device)
@@ -129,7 +123,7 @@ class _Call:
         return self.x.data_ptr(), h0, out, last, self.reverse, held
 
 
-def _run(calls: Sequence[_Call], machine: Machine) -> None:
+def _run(calls: Sequence[_Call], machine: Device) -> None:
     """Run the directions of a layer, whose codes have at least one step and row."""
     x, lengths = calls[0].x, calls[0].lengths
     T, N, _ = x.shape

@@ -8,7 +8,7 @@ its arguments except addresses of the call's tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from torch import Tensor
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.kernel_runtime.allocators import maker, row_maker
-from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Kernel, Machine
+from quant_gru.kernel_runtime.cuda.driver import Device
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing, index_of
+from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.cell import Cell, filled
@@ -30,44 +31,20 @@ from quant_gru.kernels.cuda.structs import KINDS
 _CONTAINERS = list(KINDS)
 
 
-class Planned(NamedTuple):
-    """What native code plans for a call.
-
-    Attributes:
-        launches: Kernels, arguments, and products.
-        space: Bytes of the workspace.
-        codes: Bytes of the codes of states that a backward reads.
-        kept: For each cell, the offset and dtype of its codes.
-        arrays: For each cell, its arrays.
-        keep: The owners of memory that arguments point to.
-    """
-
-    launches: Sequence[_native.PlannedLaunch]
-    space: int
-    codes: int
-    kept: Sequence[tuple[int, torch.dtype]]
-    arrays: Sequence[Arrays]
-    keep: list[Any]
+Planned: TypeAlias = "tuple[_native.PlannedCall, Sequence[Arrays], list[Any]]"
+"""What native code plans for a call, the arrays of each cell, and the owners of memory that
+arguments point to."""
 
 
 def planned(
-    machine: Machine,
+    machine: Device,
     layers: Sequence[Sequence[Cell]],
     T: int,
     N: int,
     form: CallForm,
     keeps: bool,
 ) -> Planned | None:
-    """Return the launches of calls, or None if weights do not fit registers.
-
-    Args:
-        machine: The GPU that runs the kernels.
-        layers: Directions of each layer.
-        T: Steps.
-        N: Rows.
-        form: The form of calls.
-        keeps: Whether calls keep data for a backward.
-    """
+    """Return the launches of calls, or None if weights do not fit registers; see `Schedule`."""
     keep: list[Any] = []
     cells = [cell for layer in layers for cell in layer]
     states = -1 if form.states is None else FLOATS[form.states]
@@ -85,12 +62,7 @@ def planned(
             lambda *kernel: machine.expect(Kernel.of(*kernel)),
         )
         arrays = [cell.arrays for cell in cells]
-    if made is None:
-        return None
-    launches, space, codes, kept = made
-    return Planned(
-        launches, space, codes, [(at, _CONTAINERS[kind]) for at, kind in kept], arrays, keep
-    )
+    return None if made is None else (made, arrays, keep)
 
 
 class Schedule:
@@ -112,7 +84,7 @@ class Schedule:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: Device,
         layers: Sequence[Sequence[Cell]],
         T: int,
         N: int,
@@ -120,15 +92,18 @@ class Schedule:
         keeps: bool,
         plan: Planned,
     ) -> None:
-        cells = [cell for layer in layers for cell in layer]
-        numbers, self._kept = cells[0].numbers, plan.kept
+        (launches, space, codes, kept), arrays, keep = plan
+        sizes = len(arrays), space, codes
+        numbers, self._kept = layers[0][0].numbers, [(at, _CONTAINERS[kind]) for at, kind in kept]
         self._sizes, device = (T, N, numbers.H), numbers.device
         inputs: list[tuple[int, int, int]] = []
-        steps, multiplies = Steps(machine, BLOCKS), False
-        for launch in plan.launches:
+        # batches of packed rows have their own x and orders of rows
+        changing = (0, 8, 9) if form.is_packed else ()
+        steps, multiplies = Steps(machine, BLOCKS, changing), False
+        for launch in launches:
             *_, reads, product = launch
             if product is not None:
-                steps.add(_product(plan.arrays[product[0]], product))
+                steps.add(_product(arrays[product[0]], product))
                 multiplies = True
                 continue
             base = steps.launch(launch)
@@ -140,39 +115,41 @@ class Schedule:
             # load cuBLAS while kernels compile; the next statement waits for them
             load_gemm(device)
         self.call = _native.Call(
-            steps.native(plan.keep),
+            steps.native(keep),
             inputs,
             numbers.C,
-            plan.space,
-            self._makers(form, plan, len(layers[0]) * numbers.H, len(cells), keeps, device),
+            space,
+            self._makers(form, len(layers[0]) * numbers.H, sizes, keeps, device),
             Tensor,
-            device.index if device.type == "cuda" else -1,
-            native_streams(machine, device),
+            index_of(device),
+            native_streams(machine.stream, device),
         )
 
     def _makers(
         self,
         form: CallForm,
-        plan: Planned,
         width: int,
-        states: int,
+        sizes: tuple[int, int, int],
         keeps: bool,
         device: torch.device,
     ) -> list[Callable[..., Tensor]]:
-        """Return the allocators of a call's tensors, in the order of native code."""
-        T, N, H = self._sizes
+        """Return the allocators of a call's tensors, in the order of native code.
+
+        `sizes` are the number of states, and bytes of the workspace and of codes.
+        """
+        (T, N, H), (states, space, all_codes) = self._sizes, sizes
         made: list[Callable[..., Tensor]] = [
             maker((T, N, width), device, form.results),
             row_maker(width, device, form.results)
             if form.is_packed
             else maker((N, T, width), device, form.results, (width, N * width, 1)),
             maker((states, N, H), device, form.last),
-            maker((plan.space,), device, torch.int8),
+            maker((space,), device, torch.int8),
         ]
         if keeps:
             # codes of a single cell are a tensor of their own
-            single = maker((T, N, H), device, plan.kept[0][1])
-            codes = single if states == 1 else maker((plan.codes,), device, torch.int8)
+            single = maker((T, N, H), device, self._kept[0][1])
+            codes = single if states == 1 else maker((all_codes,), device, torch.int8)
             made += [maker((states, N), device), codes]
         return made
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.call_form import FLOATS, CallForm, Packing
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Machine, Prepared
+from quant_gru.kernel_runtime.cuda.driver import Device, Prepared
+from quant_gru.kernel_runtime.cuda.graph_capture import capturing, current, index_of, on
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda import machine as machines
@@ -28,12 +28,10 @@ _MISSING: Any = object()
 _logger = logging.getLogger(__name__)
 
 # A stack is kept as long as the first cell's weight part. It must not reference that part.
-_stacks: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], Stack | None]] = (
-    weakref.WeakKeyDictionary()
-)
+_stacks: weakref.WeakKeyDictionary[Any, tuple[Any, Stack | None]] = weakref.WeakKeyDictionary()
 
 
-def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
+def stack_of(plan: GRUPlan, machine: Device | None = None) -> Stack | None:
     """Return the stack of a plan, which is created at its first use.
 
     Return None if an operator has more than 16 bits, or if sums are rounded twice (`double`).
@@ -42,18 +40,12 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
         plan: The plan, on a GPU.
         machine: The GPU that runs the kernels; None for the plan's GPU.
     """
-    kept = _stacks.get(plan.cells[0][0].weights)
-    if kept is not None and kept[0]() is plan:
-        return kept[2]
+    weights, parts = plan.cells[0][0].weights, plan.parts
+    made_of, stack = _stacks.get(weights, ((), None))
+    if made_of == parts:
+        return stack
     cells = [cell for layer in plan.cells for cell in layer]
-    parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
-    if (
-        kept is not None
-        and len(kept[1]) == len(parts)
-        and all(ref() is part for ref, part in zip(kept[1], parts, strict=True))
-    ):
-        return kept[2]
-    device = cells[0].weights.W.device
+    device = weights.W.device
     machine = machine or machines.machine_of(device)
     runs = all(numbers_of(cell).form.narrow for cell in cells)
     stack = Stack(plan, machine) if runs else None
@@ -61,8 +53,7 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
     _logger.debug("plan of %d cells on %s: %s kernels, %s", len(cells), device, machine.arch, how)
     if not capturing(device):
         # a captured graph computes nothing before its replay
-        refs = [weakref.ref(part) for part in parts]
-        _stacks[cells[0].weights] = (weakref.ref(plan), refs, stack)
+        _stacks[weights] = parts, stack
     return stack
 
 
@@ -80,7 +71,7 @@ class Stack:
         states: Layers times directions.
     """
 
-    def __init__(self, plan: GRUPlan, machine: Machine) -> None:
+    def __init__(self, plan: GRUPlan, machine: Device) -> None:
         self.machine = machine
         self.layers = [
             [
@@ -120,24 +111,11 @@ class Stack:
             Output (T, N, D*H), or (rows, D*H) for packed rows, and last states (states, N, H).
             None if the call has no steps or rows, or if weights do not fit registers.
         """
-        if self.device.type == "cuda" and torch._C._cuda_getDevice() != self.device.index:
-            with torch.cuda.device(self.device):
-                return self._run(x, h0, lengths, kept, packing, dtype)
-        return self._run(x, h0, lengths, kept, packing, dtype)
-
-    def _run(
-        self,
-        x: Tensor,
-        h0: Tensor | None,
-        lengths: Tensor | None,
-        kept: Kept | None,
-        packing: Packing | None,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor] | None:
         T, N = x.shape[:2] if packing is None else packing[:2]
         form = CallForm.of(x, h0, dtype, packing)
-        schedule = self.schedule(T, N, form, kept is not None)
-        return None if schedule is None else schedule.run(x, h0, lengths, kept, packing)
+        with on(self.device):
+            schedule = self.schedule(T, N, form, kept is not None)
+            return None if schedule is None else schedule.run(x, h0, lengths, kept, packing)
 
     def schedule(self, T: int, N: int, form: CallForm, keeps: bool = False) -> Schedule | None:
         """Return the schedule of calls of a size, which is created at its first use.
@@ -186,7 +164,7 @@ class Stack:
             guard: The guard of all weights of the module, which the plan follows.
         """
         sizes, functions = self._native_arguments()
-        stream, _ = native_streams(self.machine, self.device)
+        stream, _ = native_streams(self.machine.stream, self.device)
         given = (sizes, guard, (*functions, stream), CHANGES, _KEPT_BYTES)
         return _native.PreparedStepGPU(*given, self.machine.raise_for)
 
@@ -194,85 +172,45 @@ class Stack:
         self,
     ) -> tuple[tuple[int, int, int, int], tuple[Callable[..., Any], ...]]:
         """Return the sizes and functions that prepared calls need."""
-        is_gpu = self.device.type == "cuda"
-        functions: tuple[Callable[..., Any], ...] = (
-            Tensor,
-            torch.is_grad_enabled,
-            torch._C._cuda_getDevice if is_gpu else lambda: -1,
-            torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
-        )
-        index = self.device.index if is_gpu else -1
-        return (index, self.states, self.input_size, self.hidden_size), functions
+        sizes = (index_of(self.device), self.states, self.input_size, self.hidden_size)
+        return sizes, (Tensor, torch.is_grad_enabled, *current(self.device))
 
     def prepare(
         self,
-        call: Any,
+        call: _native.PreparedCallGPU | _native.PreparedStepGPU,
         x: Tensor,
         h0: Tensor | None,
         lengths: Tensor | None,
         packing: Packing | None = None,
         dtype: torch.dtype = torch.float32,
+        differentiable: bool = False,
+        updates: Sequence[Prepared] = (),
     ) -> None:
         """Prepare calls with the form and size of a call that `run` has run.
 
         Args:
-            call: The result of `prepared`.
+            call: The result of `prepared` or `prepared_step`.
             x: Input of the call that `run` has run.
             h0: Its initial states.
-            lengths: Its lengths.
-            packing: Its packing of rows.
-            dtype: The dtype of its results.
-        """
-        found = self._ran(x, h0, lengths, packing, dtype, False)
-        if found is not None:
-            key, schedule = found
-            call.add(key, schedule.call)
-
-    def prepare_step(
-        self,
-        step: _native.PreparedStepGPU,
-        updates: Sequence[Prepared] | None,
-        x: Tensor,
-        h0: Tensor | None,
-        packing: Packing | None,
-        dtype: torch.dtype,
-        differentiable: bool,
-    ) -> None:
-        """Prepare steps with the form and size of a call that `run` has run.
-
-        Args:
-            step: The result of `prepared_step`.
-            updates: Launches that repeat the updates before that call; None if there are none.
-            x: Input of that call.
-            h0: Its initial states.
+            lengths: Its lengths; None for a step.
             packing: Its packing of rows.
             dtype: The dtype of its results.
             differentiable: Whether it kept data for a backward.
+            updates: Launches that repeat the updates before it, for a step.
         """
-        found = self._ran(x, h0, None, packing, dtype, differentiable)
-        if updates is None or found is None:
-            return
-        (key, schedule), update = found, self.machine.join(updates)
-        split = schedule.codes_of if differentiable and self.states > 1 else None
-        step.add(key, differentiable, schedule.call, split)
-        step.follow(update.native, self.machine.stream(), update)
-
-    def _ran(
-        self,
-        x: Tensor,
-        h0: Tensor | None,
-        lengths: Tensor | None,
-        packing: Packing | None,
-        dtype: torch.dtype,
-        keeps: bool,
-    ) -> tuple[_native.FormKey, Schedule] | None:
-        """Return the schedule of a call that `run` has run, and its key in native code."""
         T, N = x.shape[:2] if packing is None else packing[:2]
         form = CallForm.of(x, h0, dtype, packing)
         # there is no entry for a call that ran during graph capture
-        schedule = self._schedules.get((T, N, form, keeps))
+        schedule = self._schedules.get((T, N, form, differentiable))
         if schedule is None:
-            return None
+            return
         states = -1 if h0 is None else FLOATS[h0.dtype]
         rows = 2 if packing is not None else int(lengths is not None)
-        return (T, N, FLOATS[x.dtype], states, rows), schedule
+        key = (T, N, FLOATS[x.dtype], states, rows)
+        if isinstance(call, _native.PreparedCallGPU):
+            call.add(key, schedule.call)
+            return
+        update = self.machine.join(updates)
+        split = schedule.codes_of if differentiable and self.states > 1 else None
+        call.add(key, differentiable, schedule.call, split)
+        call.follow(update.native, self.machine.stream(), update)

@@ -9,8 +9,8 @@ from typing import Any
 
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernel_runtime.cuda.driver import Device
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Machine
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.tensors import Arrays, Numbers, numbers_of
 
@@ -18,7 +18,7 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def filled(cells: Sequence[Cell], machine: Machine) -> Iterator[None]:
+def filled(cells: Sequence[Cell], machine: Device) -> Iterator[None]:
     """Let native code ask for arrays of cells, which `Cell.native` gives it; then write them.
 
     Other threads wait: they may ask for the same arrays.
@@ -59,6 +59,6 @@ class Cell:
         keep += [self.numbers, self.arrays, self._finite]
         return self.arrays.native, self._between, self._finite.data_ptr()
 
-    def fill(self, machine: Machine) -> None:
+    def fill(self, machine: Device) -> None:
         """Write the arrays that native code has asked for."""
         self.arrays.fill(machine)

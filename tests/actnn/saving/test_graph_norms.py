@@ -161,7 +161,7 @@ class FunctionalRMS(nn.Module):
 def test_rows_without_variance_of_fused_norms(backend):
     torch.manual_seed(0)
     model, x = Tokens(FunctionalRMS()).cuda(), torch.randn(8, TOKENS - 1, 32, device="cuda")
-    assert error(model, x, 4096, backend) < 0.1
+    assert error(model, x, 4096, backend=backend) < 0.1
 
 
 def fused_rms_norm_backward(grad, x, shape, scale, weight, _):

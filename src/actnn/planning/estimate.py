@@ -54,7 +54,7 @@ from actnn.saving.module_classes import Swapped, is_swapped
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.norms import NORM_BITS, is_norm
 from actnn.saving.records import LOSSLESS, checked_bits
-from actnn.saving.sides import COMPARING_WITH, intervals_of
+from actnn.saving.sides import compares, intervals_of
 
 # Modules that hold a mask, offsets or a seed.
 _WITHOUT_TENSORS = (Rectifier, SeededDropout, MaxPool, AveragePool)
@@ -213,7 +213,7 @@ class _Collector:
                 continue
             seen.add(node)
             left += [each for each, _ in node.next_functions]
-            if node.name() in COMPARING_WITH:  # the operand, or the result of one in place
+            if compares(node):  # the operand, or the result of one in place
                 masks = functools.partial(_sides, len(intervals_of(node)))
                 self._add(node.next_functions[0], masks)
                 self._add((node, 0), masks)

@@ -2,10 +2,11 @@
 
 Hooks see a tensor before it is known which operation saves it. Its node is in the graph of what is
 saved later, and in the first step the last tensors are held beside their codes until it is found
-there (`Recent`). The backward of the first steps finds what is left (`divides`), such as operations
-after the last saved tensor. Whoever has found one, later steps keep tensors of its kind exact.
-Where the numbers are near 0, the gradient is large, too, so that operands of the products from
-which the numbers come have to be exact.
+there (`Recent`). The backward of the first steps, and later of every 16th, finds what is left
+(`divides`), such as operations after the last saved tensor, and sums that come near 0 later.
+Whoever has found one, later steps keep tensors of its kind exact. Where the numbers are near 0, the
+gradient is large, too, so that operands of the products from which the numbers come have to be
+exact.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.utils import checkpoint
 from actnn.errors import ActNNWarning
 from actnn.saving.exclusions import FORMS
 from actnn.saving.held import Compressed, Kept, View
-from actnn.saving.sides import COMPARING_WITH, Intervals, intervals_of
+from actnn.saving.sides import Intervals, compares, intervals_of
 
 LEAST_BITS = 4  # with fewer, all is noise
 _UNKNOWN = torch.tensor(math.nan)  # a divisor of which nothing is known
@@ -45,9 +46,11 @@ _SOLVING = frozenset(name.title().replace("_", "") + "Backward0" for name in SOL
 # Of which matrices of covariances are made, beside products.
 _KERNELS = frozenset(f"{name}Backward0" for name in "Exp Cdist EuclideanDist Sqrt".split())
 _BY_OPERAND = [
-    f"{name}Backward0" for name in "Log Log2 Log10 Prod Cumprod Lgamma Digamma Copysign".split()
+    f"{name}Backward0"
+    for name in "Log Log2 Log10 Prod Cumprod Lgamma Digamma Polygamma Copysign Angle SpecialEntr "
+    "SpecialI1 SpecialI1E".split()
 ] + ["ProdBackward1"]
-_BY_RESULT = [f"{name}Backward0" for name in "Sqrt Rsqrt Reciprocal Std Hypot".split()]
+_BY_RESULT = [f"{n}Backward0" for n in "Sqrt Rsqrt Reciprocal Std Hypot SpecialNdtri".split()]
 _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
     **dict.fromkeys(_BY_OPERAND + _BY_RESULT, lambda node, x: x()),
     **dict.fromkeys(_SOLVING, lambda node, x: _UNKNOWN),
@@ -55,7 +58,12 @@ _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
     "DivBackward0": lambda node, x: node._saved_other,
     "AddcdivBackward0": lambda node, x: node._saved_tensor2,
     "Atan2Backward0": lambda node, x: torch.hypot(node._saved_self, node._saved_other),
-    "XlogyBackward0": lambda node, x: node._saved_other,
+    **dict.fromkeys(
+        ("XlogyBackward0", "SpecialZetaBackward0", "SpecialZetaBackward1"),
+        lambda node, x: node._saved_other,
+    ),
+    "SpecialXlog1PyBackward0": lambda node, x: 1 + node._saved_other,
+    "StdMeanBackward0": lambda node, x: node._saved_result0,
     "Log1PBackward0": lambda node, x: 1 + x(),
     "PowBackward0": lambda node, x: x() if node._saved_exponent < 1 else None,
     "PowBackward1": lambda node, x: node._saved_self if node._saved_exponent.min() < 1 else None,
@@ -66,11 +74,14 @@ _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
     **dict.fromkeys(
         ("LogitBackward0", "BinaryCrossEntropyBackward0"), lambda node, x: x() - x().square()
     ),
-    "NormBackward1": lambda node, x: node._saved_result,
-    "LinalgVectorNormBackward0": lambda node, x: node._saved_result,
+    "NormBackward1": lambda node, x: node._saved_result if node._saved_p >= 1 else x(),
+    "LinalgVectorNormBackward0": lambda node, x: (
+        node._saved_result if node._saved_ord >= 1 else x()
+    ),
 }
 _INVERSE = {"RsqrtBackward0", "ReciprocalBackward0"}  # the result is the less, the larger it is
-_DIVISOR_AT = {"DivBackward0": 1, "XlogyBackward0": 1, "AddcdivBackward0": 2}  # else 0
+_DIVISOR_AT = {f"{n}Backward0": 1 for n in "Div Xlogy SpecialXlog1Py SpecialZeta".split()}
+_DIVISOR_AT["AddcdivBackward0"] = 2  # else 0
 _FORMS = FORMS | {
     f"{name}Backward{form}"
     for name in "Slice Select Split Add Sub Rsub Neg Sum Mean Clamp ClampMin ClampMax "
@@ -83,9 +94,17 @@ _FORMS = FORMS | {
 # Through which gradients pass element by element.
 _PASSED = _FORMS | {
     f"{name}Backward{form}"
-    for name in "Mul Pow Abs Div Lerp Addcmul Prod Cumprod".split()
+    for name in "Mul Pow Abs Div Lerp Addcmul Prod Cumprod Complex Conj ViewAsReal "
+    "ViewAsComplex".split()
     for form in (0, 1)
 }
+# Whose results are of many numbers, so that a few do not bring them near 0.
+_OF_MANY = frozenset(
+    f"{name}Backward{form}"
+    for name in "Sum Mean Var VarMean Std StdMean Norm LinalgVectorNorm Logsumexp Max Min Amax "
+    "Amin Aminmax Cumsum Prod Cumprod AvgPool2D AvgPool3D AdaptiveAvgPool2D Cdist Pdist".split()
+    for form in (0, 1, 2)
+)
 # Functions whose derivative is near 0 where their result is at its end. They save the result, ...
 _RESULTS = frozenset(
     f"{name}Backward0"
@@ -94,6 +113,7 @@ _RESULTS = frozenset(
 # ... or their operand.
 _SOURCES = frozenset(f"{name}Backward0" for name in "Softplus Elu LogSigmoid Erf Erfc".split())
 _ENDS = _RESULTS | _SOURCES
+_ROOTS = {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0"}
 _PRODUCTS = frozenset(f"{name}Backward0" for name in "Mm Bmm Mv Dot".split())
 _SUMS = {"SumBackward0", "SumBackward1"}
 _NORMS = {"NormBackward1", "LinalgVectorNormBackward0", "SqrtBackward0"}
@@ -125,7 +145,7 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool | Intervals:
     node: Any = torch._C._current_autograd_node()
     if node is None or getattr(_RUNNING, "is_inside", False):
         return False
-    if node.name() in COMPARING_WITH:
+    if compares(node):
         return intervals_of(node)
     if DIVIDED not in node.metadata:
         is_last = _is_last(node)
@@ -136,8 +156,9 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool | Intervals:
     if path is not None:
         warnings.warn(
             f"Backward divides by numbers near 0 at {path!r}, and codes are not exact enough "
-            "there, so that the gradient of this step may be wrong. From the next step on, these "
-            "tensors are kept exact. model.actnn.set_choices keeps them from the first",
+            "there, so that the gradient may be wrong in this step, and after the third in the "
+            "up to 15 steps before it. From the next step on, these tensors are kept exact. "
+            "model.actnn.set_choices keeps them from the first",
             ActNNWarning,
             stacklevel=2,
         )
@@ -188,15 +209,17 @@ def _is_steep(node: Any, tensor: Tensor, bits: int) -> bool:
 
 
 def _is_near_0(divisor: Tensor, bits: int, node: Any) -> bool:
-    """Whether some numbers are so much nearer to 0 than others that codes do not tell.
+    """Whether some numbers are so much nearer to 0 than others that codes do not tell, or may be.
 
     Results of ends come near 0 as a model learns, but for sums that are at least 1, such as those
-    of softmax.
+    of softmax. So does what is made element by element from what a layer has made.
     """
     if not divisor.numel():
         return False
-    sizes = divisor.detach().abs()
     operand = node.next_functions[_DIVISOR_AT.get(node.name(), 0)][0]
+    if operand is not None and node.name() not in _OF_MANY and _is_of_layers(operand):
+        return True
+    sizes = divisor.detach().abs()
     if operand is not None and _made_of_ends(operand) == _ALL:
         is_far = sizes.max() <= 1 if node.name() in _INVERSE else sizes.min() >= 1
         if not bool(is_far):
@@ -257,6 +280,20 @@ def _made_of_ends(node: Any) -> int:
                 made = _ALL if mixed else min(most, _SOME)
             each.metadata[_MADE] = made
     return int(node.metadata[_MADE])
+
+
+def _is_of_layers(node: Any) -> bool:
+    """Whether a node hands on numbers of layers element by element, so that they may cross 0."""
+    left, seen = [(node, _DEPTH)], set[Any]()
+    while left:
+        each, depth = left.pop()
+        if each in seen or each.name() in _ENDS | _OF_MANY or _sequence_of(each) < 0:
+            continue
+        seen.add(each)
+        if each.name() not in _PASSED | _ROOTS or not depth:
+            return True
+        left += [(operand, depth - 1) for operand in _operands_of(each)]
+    return False
 
 
 def _ends_of(node: Any) -> list[Any]:
@@ -480,7 +517,7 @@ class Recent:
             if number < 0 or number < first or number in self._seen:
                 continue
             self._seen.add(number)
-            if node.name() in _DIVISORS or node.name() in COMPARING_WITH or _is_cosine(node):
+            if node.name() in _DIVISORS or compares(node) or _is_cosine(node):
                 divisions.append(node)
             for operand in _operands_of(node):
                 self._users[_sequence_of(operand)].append(node)
@@ -489,7 +526,7 @@ class Recent:
 
     def _decide(self, divisions: list[Any]) -> None:
         for node in divisions:
-            if node.name() in COMPARING_WITH:
+            if compares(node):
                 self._keep_operands([node], partial(self._compare, intervals_of(node)))
             elif _is_cosine(node) or self._divides(node):
                 self._keep_operands([node, *_mark(node)])
@@ -574,6 +611,8 @@ class _Operands:
     def _saved_result(self) -> Tensor:
         return self._of(self._node._sequence_nr())
 
+    _saved_result0 = _saved_result
+
     @property
     def _saved_self(self) -> Tensor:
         return self._operand(0)
@@ -585,6 +624,14 @@ class _Operands:
     @property
     def _saved_tensor2(self) -> Tensor:
         return self._operand(2)
+
+    @property
+    def _saved_p(self) -> Any:
+        return self._node._saved_p
+
+    @property
+    def _saved_ord(self) -> Any:
+        return self._node._saved_ord
 
     @property
     def _saved_exponent(self) -> Any:

@@ -31,7 +31,8 @@ _PASSED = set(
     "masked_fill clamp clamp_min clamp_max maximum minimum cat stack constant_pad_nd slice_scatter "
     "select_scatter gather scatter scatter_add index index_put index_add index_select repeat roll "
     "flip getitem max min topk sort cumsum lerp addcmul avg_pool2d _adaptive_avg_pool2d "
-    "upsample_bilinear2d upsample_nearest2d _unsafe_index pixel_shuffle nan_to_num take".split()
+    "upsample_bilinear2d upsample_nearest2d _unsafe_index pixel_shuffle nan_to_num take complex "
+    "view_as_real view_as_complex _conj _conj_physical real imag".split()
 )
 # Functions whose derivative is near 0 where their result is at its end.
 _ENDS = set(

@@ -76,7 +76,12 @@ def _shrunk(node: Any) -> tuple[Interval, ...]:
     return (Interval(-float(node._saved_lambd), float(node._saved_lambd), closed=True),)
 
 
-_PAIRS = "Maximum Minimum Fmax Fmin Clamp MultiMarginLoss MultilabelMarginLoss".split()
+_PAIRS = (
+    "Maximum Minimum Fmax Fmin Clamp MultiMarginLoss MultilabelMarginLoss SmoothL1Loss HuberLoss"
+).split()
+_NORMS = ["NormBackward0", "NormBackward1", "LinalgVectorNormBackward0"]
+_DISTANCES = ["CdistBackward0", "PdistBackward0"]
+_OF_ORDERS = frozenset(_NORMS + _DISTANCES)  # the gradient of that of order 1 is a sign
 _INTERVALS: dict[str, Callable[[Any], tuple[Interval, ...]]] = {
     **dict.fromkeys(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0"), _clamped),
     **dict.fromkeys(("HardshrinkBackward0", "SoftshrinkBackward0"), _shrunk),
@@ -87,11 +92,18 @@ _INTERVALS: dict[str, Callable[[Any], tuple[Interval, ...]]] = {
         ],
         lambda node: (_POSITIVE,),
     ),
-    **dict.fromkeys(  # compare with tensors
-        [f"{n}Backward0" for n in _PAIRS] + ["ClampMinBackward1", "ClampMaxBackward1"],
+    **dict.fromkeys(  # compare with tensors, or round a quotient
+        [
+            *(f"{n}Backward0" for n in _PAIRS),
+            *(f"{n}Backward1" for n in "ClampMin ClampMax Remainder Fmod".split()),
+            *_DISTANCES,
+        ],
         lambda node: (),
     ),
-    "AbsBackward0": lambda node: (_POSITIVE, _NEGATIVE),
+    **dict.fromkeys(
+        ["AbsBackward0", "SpecialI0EBackward0", *_NORMS],
+        lambda node: (_POSITIVE, _NEGATIVE),
+    ),
     "HardsigmoidBackward0": lambda node: (Interval(-3.0, 3.0),),
     "HardtanhBackward0": lambda node: (
         Interval(float(node._saved_min_val), float(node._saved_max_val)),
@@ -101,8 +113,14 @@ _INTERVALS: dict[str, Callable[[Any], tuple[Interval, ...]]] = {
         lambda node: (Interval(float(node._saved_threshold), math.inf),),
     ),
 }
-COMPARING_WITH = frozenset(_INTERVALS)
-"""Autograd nodes that compare their operands with bounds, or with each other."""
+
+
+def compares(node: Any) -> bool:
+    """Whether a node compares its operands with bounds, or with each other."""
+    name = node.name()
+    if name in _OF_ORDERS:
+        return bool((node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p) == 1)
+    return name in _INTERVALS
 
 
 def intervals_of(node: Any) -> Intervals:

@@ -223,6 +223,11 @@ STEEP = {
     "binary cross entropy": lambda x: F.binary_cross_entropy(
         x.mul(3).sigmoid(), torch.full_like(x, 0.5), reduction="none"
     ),
+    "deviation and mean": lambda x: torch.std_mean(x.unflatten(-1, (-1, 2)), -1)[0],
+    "norm of half an order": lambda x: x.unflatten(-1, (-1, 4)).norm(0.5, -1).sqrt(),
+    "Bessel function": torch.special.i1,
+    "entropy": lambda x: torch.special.entr(x.square() + 1e-6),
+    "complex numbers": lambda x: (1 / torch.complex(x.square() + 1e-3, x * 0.1)).real,
 }
 
 
@@ -401,6 +406,48 @@ def test_results_of_networks_come_near_0_after_the_first_step(name, way):
             loss = net(x * scale).mean()
         seen.append(distance(gradient(loss, parameters), exact))
     assert max(seen) < 0.02
+
+
+ELEMENTS = {
+    "log": lambda x: (x.abs() + 1e-4).log(),
+    "log1p": lambda x: torch.log1p(x.abs() - 1),
+    "root": lambda x: (x.square() + 1e-6).sqrt(),
+    "power": lambda x: (x.abs() + 1e-4).pow(0.3),
+    "division": lambda x: x / (x.roll(1, -1).abs() + 1e-2),
+    "angle": lambda x: torch.atan2(x, x.roll(1, -1)),
+    "gamma function": lambda x: torch.lgamma(x.abs() + 1e-4),
+    "of ReLU": lambda x: (x.relu() + 1e-3).log(),
+}
+
+
+def errors_as_biases_change(function, steps):
+    """Errors of the gradient at 8 bits in steps whose biases are first 4, then 0."""
+    torch.manual_seed(0)
+    net, x = Steep(function), torch.randn(256, 32)
+    plain, found = deepcopy(net), []
+    actnn.compress(net, bits=8, min_bytes=0)
+    for step in range(steps):
+        with torch.no_grad():
+            for each in (net, plain):
+                each.inside.bias.fill_(4.0 if step < 5 else 0.0)
+        exact = gradient(plain(x).square().mean(), list(plain.parameters()))
+        found.append(distance(gradient(net(x).square().mean(), list(net.parameters())), exact))
+    return found
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_what_layers_make_may_cross_0_in_any_step(name):
+    assert max(errors_as_biases_change(ELEMENTS[name], 9)) < 0.02
+
+
+@noisy
+def test_reductions_that_come_near_0_are_found_within_16_steps():
+    def deviations(x):
+        return x.unflatten(-1, (-1, 2)).norm(dim=-1).log()
+
+    with pytest.warns(actnn.ActNNWarning, match="near 0"):
+        found = errors_as_biases_change(deviations, 20)
+    assert max(found[-2:]) < 0.02
 
 
 def cross_entropy(p):

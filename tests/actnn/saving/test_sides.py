@@ -28,6 +28,8 @@ COMPARED = {
     "hardsigmoid": F.hardsigmoid,
     "rrelu of one slope": lambda x: F.rrelu(x, 0.2, 0.2, training=True),
     "rrelu in evaluation": lambda x: F.rrelu(x, 0.1, 0.3),
+    "norm of order 1": lambda x: torch.stack([x, x / 2], -1).norm(1, -1),
+    "clamp of real parts": lambda x: torch.complex(x, x).real.clamp(-0.5, 0.5),
 }
 WIDE = torch.where(torch.arange(64) % 16 == 0, 100.0, 1.0)  # a wide range of each group
 
@@ -63,6 +65,11 @@ PAIRS = {
     "clamp below": lambda x: torch.clamp_min(x, x.roll(1, 0)),
     "clamp above": lambda x: torch.clamp_max(x, x.roll(1, 0)),
     "margins": lambda x: F.multi_margin_loss(x * 9, torch.arange(256) % 64, reduction="none"),
+    "smooth distance": lambda x: F.smooth_l1_loss(x, x.roll(1, 0), beta=1e-3, reduction="none"),
+    "Huber loss": lambda x: F.huber_loss(x, x.roll(1, 0), delta=1e-3, reduction="none"),
+    "remainder": lambda x: torch.remainder(x, x.roll(1, 0)),
+    "fmod": lambda x: torch.fmod(x, x.roll(1, 0)),
+    "distance of order 1": lambda x: torch.cdist(x[None, :16], x[None, 16:], p=1.0)[0],
 }
 
 

@@ -71,10 +71,10 @@ nb::object Step::encode(const Look &look, bool dense, const Decision &decision,
     const nb::object codes = coder->encode(source, state, next());
     nb::object sides = nb::none();
     int64_t held = coder->held;
-    if (decision.positive && dense)
-        sides = self().attr("_positive")(tensor);
-    else if (intervals.is_valid() && dense)
-        sides = self().attr("_sides")(tensor, intervals);
+    if (decision.positive)
+        sides = self().attr("_positive")(source);
+    else if (intervals.is_valid())
+        sides = self().attr("_sides")(source, intervals);
     if (!sides.is_none()) held += nb::cast<int64_t>(sides.attr("nbytes"));
     Encoded encoded{codes,          coder->decode, sides, coder->shape,
                     coder->strides, coder->dtype,  held,  coder->groups};

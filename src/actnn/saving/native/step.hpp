@@ -103,13 +103,17 @@ class Decisions {
     Recalled<std::vector<int64_t>, Form> forms;
 };
 
-// What the first steps find out about kinds of tensors; it stays valid for good.
+// What the first steps find out about kinds of tensors, and later some of them; it stays valid for
+// good.
 class Uses {
  public:
     // paths of the module, op of the tensor that is held and of the saved one, dtype
     using Key = std::tuple<std::string, const Op *, const Op *, uint32_t>;
-    // Counts a step; returns whether it is one of the first.
-    bool begin() { return steps_++ < kLearning; }
+    // Counts a step; returns whether it is one that finds out.
+    bool begin() {
+        const int64_t step = steps_++;
+        return step < kFirst || step % kInterval == 0;
+    }
     // Whether one step has begun.
     bool is_first() const { return steps_ == 1; }
     bool any() const { return *any_; }
@@ -122,7 +126,7 @@ class Uses {
     const std::shared_ptr<Use> &other() const { return other_; }
 
  private:
-    static constexpr int64_t kLearning = 3;
+    static constexpr int64_t kFirst = 3, kInterval = 16;
     std::map<Key, std::shared_ptr<Use>> uses_;
     std::shared_ptr<bool> any_ = std::make_shared<bool>(false);
     std::shared_ptr<bool> warned_ = std::make_shared<bool>(false);

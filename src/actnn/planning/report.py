@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -119,7 +120,8 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
         The report: print it, or plot memory over the step.
 
     Raises:
-        ActNNError: If the model is not compressed, or no step has been run.
+        ActNNError: If the model is not compressed, no step has been run, or `step` does not return
+            a loss.
 
     Example:
         >>> network = compress(network, bits=4)
@@ -145,11 +147,24 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
     allocator = saving.adaptive
     before = 0 if allocator is None else allocator.runs
     with _observed(model) as observer, meter_for(device, known) as meter:
-        memory = record(units, step, device, meter)
+        memory = record(units, partial(_loss_of, step), device, meter)
     compared = 0 if allocator is None else allocator.runs - before
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return Report(list(observer.records), memory.peak, memory, compared)
+
+
+def _loss_of(step: Callable[[], Tensor]) -> Tensor:
+    loss = step()
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        what = type(loss).__name__
+        if isinstance(loss, Tensor):
+            what = f"a tensor {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
+        raise ActNNError(
+            "Expected step to return the loss, one number with a graph, of which report() runs "
+            f"the backward, got {what}"
+        )
+    return loss
 
 
 @contextmanager

@@ -111,6 +111,21 @@ def test_a_report_of_a_model_in_a_wrapper():
         actnn.report(net, 3)
 
 
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (lambda loss: loss.detach(), r"a tensor \(\), requires_grad=False"),
+        (lambda loss: loss.backward(), "NoneType"),
+        (lambda loss: loss * torch.ones(2), r"a tensor \(2,\)"),
+    ],
+)
+def test_a_step_of_a_report_returns_its_loss(step, what):
+    net, x = actnn.compress(model(), bits=4, min_bytes=0), torch.randn(4, 3, 16, 16)
+    with pytest.raises(actnn.ActNNError, match=rf"step to return the loss.*{what}"):
+        actnn.report(net, lambda: step(net(x).sum()))
+    assert actnn.report(net, lambda: net(x).sum()).held > 0
+
+
 def test_sparse_inputs():
     class Graph(nn.Module):
         def __init__(self):

@@ -128,8 +128,12 @@ endfunction()
 function(quant_gru_compile_small target)
   target_include_directories(${target} PRIVATE ${QUANT_GRU_CPP_INCLUDES})
   target_link_libraries(${target} PRIVATE quant_gru_core)
-  target_compile_options(${target} PRIVATE ${QUANT_GRU_EXACT} $<IF:$<BOOL:${QUANT_GRU_SANITIZERS}>,-O0,-Os> -Wall -Wextra
-                         -ffunction-sections -fdata-sections)
+  set(optimization -Os)
+  if(QUANT_GRU_SANITIZERS)
+    set(optimization -O0)
+  endif()
+  target_compile_options(${target} PRIVATE ${QUANT_GRU_EXACT} ${optimization} -Wall -Wextra -ffunction-sections
+                         -fdata-sections)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
                                              VISIBILITY_INLINES_HIDDEN ON)
 endfunction()

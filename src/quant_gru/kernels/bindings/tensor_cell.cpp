@@ -94,33 +94,28 @@ nb::list update_launches(const nb::dict &numbers, const std::array<Kinds, 2> &ki
     for (size_t i = 0; i < 2; ++i) {
         const WeightTarget &t = plan.targets[i];
         const QuantizerNumbers q{t.bits, true, 1, 0}, b_q{t.b_bits, true, 1, 0};
-        cuda::OperandC &o = a.operands[i];
-        o.w_scale = space + 48 * i * static_cast<Address>(a.H);
-        o.b_scale = o.w_scale + 24 * static_cast<Address>(a.H);
-        o.codes = at(t.codes);
-        o.b_codes = at(t.b_codes);
-        o.scales = at(t.scales);
-        o.b_scales = at(t.b_scales);
-        o.B = at(t.B);
-        o.M = at(t.M);
-        o.k = at(t.k);
+        const Address scales = space + 48 * i * static_cast<Address>(a.H);
+        cuda::OperandC o{0,
+                         0,
+                         0,
+                         scales,
+                         scales + 24 * static_cast<Address>(a.H),
+                         at(t.codes),
+                         at(t.b_codes),
+                         at(t.scales),
+                         at(t.b_scales),
+                         at(t.B),
+                         at(t.M),
+                         at(t.k)};
         o.factors = at(t.factors);
-        if (t.factors) o.corrected = corrected;
+        o.corrected = t.factors ? corrected : 0;
         std::tie(o.kind, o.b_kind) = std::tie(kinds[i][0], kinds[i][1]);
-        o.K = t.n;
-        o.significant = t.significant;
-        o.lo = static_cast<double>(q.lo());
-        o.hi = static_cast<double>(q.hi());
-        o.b_lo = static_cast<double>(b_q.lo());
-        o.b_hi = static_cast<double>(b_q.hi());
-        o.operand_scale = t.operand_scale;
-        o.result_scale = t.result_scale;
-        o.b_unit = t.b_unit;
-        o.limit = t.limit;
-        o.term_limit = t.term_limit;
-        o.bits = t.bits;
-        o.b_bits = t.b_bits;
-        o.unit_exponent = t.unit_exponent;
+        std::tie(o.K, o.bits, o.b_bits, o.significant, o.unit_exponent) =
+            std::tie(t.n, t.bits, t.b_bits, t.significant, t.unit_exponent);
+        std::tie(o.lo, o.hi, o.b_lo, o.b_hi) = std::make_tuple(q.lo(), q.hi(), b_q.lo(), b_q.hi());
+        std::tie(o.operand_scale, o.result_scale, o.b_unit, o.limit, o.term_limit) =
+            std::tie(t.operand_scale, t.result_scale, t.b_unit, t.limit, t.term_limit);
+        a.operands[i] = o;
     }
     nb::list found;
     found.append(rows_launch("weights/row_scales", "row_scales", 2, a, 3 * a.H));

@@ -702,9 +702,7 @@ class CellArrays:
 # macros of kernels that include the header of the gate arithmetic without using it
 PLAIN: dict[str, object]
 
-# updates of a weight part in training: launches that share their arguments. kinds: containers of
-# codes of W and bw, and of R and br. space: address of (4, 3H) float64. corrected: address of (3H)
-# float32 if biases are corrected, or 0.
+# updates in training, which share arguments; see bindings/tensor_cell.cpp
 def update_launches(
     numbers: dict[str, Any], kinds: Sequence[Sequence[int]], space: int, corrected: int, /
 ) -> Sequence[PlannedLaunch]: ...

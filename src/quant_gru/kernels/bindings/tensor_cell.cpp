@@ -77,13 +77,12 @@ nb::list derivations(const std::vector<WeightsC> &given) {
     return found;
 }
 
-// Containers of codes of a matrix and its bias.
-using Kinds = std::array<int64_t, 2>;
-
 // The launches of an update in training, which share their arguments. numbers: see weights_plan.
+// kinds: containers of codes of W and bw, and of R and br.
 // space: for the scales of W, bw, R and br, (4, 3H) float64. corrected: for bw with the correction
 // of `factors` (3H), or 0 without one.
-nb::list update_launches(const nb::dict &numbers, const std::array<Kinds, 2> &kinds, Address space,
+nb::list update_launches(const nb::dict &numbers,
+                         const std::array<std::array<int64_t, 2>, 2> &kinds, Address space,
                          Address corrected) {
     const WeightsPlan plan = weights_plan(numbers);
     const auto at = [](const void *p) { return reinterpret_cast<Address>(p); };

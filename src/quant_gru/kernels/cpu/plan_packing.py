@@ -73,13 +73,7 @@ def pack_weights(plan: CellPlan, keep: list[Tensor]) -> dict[str, Any]:
 
 
 def pack_update(qparams: QParams, frozen: FrozenPart, part: WeightPart) -> dict[str, Any]:
-    """Return what an update of a weight part writes, and the numbers it needs.
-
-    Args:
-        qparams: Parameters with scales per channel that follow the weights.
-        frozen: The frozen part of the same cell.
-        part: The weight part, whose tensors keep their addresses.
-    """
+    """Return what an update of a weight part writes, and the numbers it needs."""
     return {
         "H": part.W.shape[0] // 3,
         "free": qparams.config.scale_kind == "free",

@@ -155,13 +155,10 @@ class Writer:
                 # the arrays that kernels derive from the part
                 self._more = not native.add_to(self._at)
         if self._launch is None:
-            prepared = [
-                self._machine.prepare(
-                    Kernel.of(*each[:3]), planner.grid_of(each[3]), self._arguments
-                )
-                for each in self._launches
-            ]
-            self._launch = self._machine.join(prepared)
+            prepare, grid_of, to = self._machine.prepare, planner.grid_of, self._arguments
+            self._launch = self._machine.join(
+                [prepare(Kernel.of(*each[:3]), grid_of(each[3]), to) for each in self._launches]
+            )
         self._launch.start(self._machine.stream())
         if numbers is not None and self._more:
             numbers.arrays.refresh()

@@ -48,28 +48,10 @@ QG_ALONE void project(const Packed &p, const Gates<V> &gates, const OperandByte 
 }
 
 template <class Real>
-inline void put_code(Real *to, int32_t code) {
-    *to = static_cast<Real>(code);
-}
-
 struct State {
-    void *h;         // [row][units], zero-point-free codes
-    bool in_double;  // h, else it is in float
+    Real *h;  // [row][units], zero-point-free codes
     OperandByte *codes, *next;
     int64_t units, stride;  // per row
-
-    template <class Real>
-    Real *as() const {
-        return static_cast<Real *>(h);
-    }
-    // Calls f(h).
-    template <class F>
-    void with_h(F f) const {
-        if (in_double)
-            f(as<double>());
-        else
-            f(as<float>());
-    }
 };
 
 // Pointers to the inputs and outputs of the gates for a group of units of one row.
@@ -131,8 +113,8 @@ QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift,
 // Runs one step of a single row: all units, block by block.
 template <class V, int P, Mode kMode>
 QG_ALONE void step_row(const FusedPlan &p, const Gates<typename V::Lane> &gates,
-                       const Gates<V> &wide_gates, const State &state, const float *Wx,
-                       bool keeps) {
+                       const Gates<V> &wide_gates, const State<typename V::Real> &state,
+                       const float *Wx, bool keeps) {
     using Lane = typename V::Lane;
     constexpr int kDot = max_groups(1, P), kMost = kDot > V::kVectors ? kDot : V::kVectors;
     constexpr int kMultipliers = (V::kPowers ? 3 : 1) * 3 * kGroup;  // of a group
@@ -150,8 +132,7 @@ QG_ALONE void step_row(const FusedPlan &p, const Gates<typename V::Lane> &gates,
             const int64_t channel = static_cast<int64_t>(first + from) * 3 * kGroup;
             const int64_t unit = static_cast<int64_t>(first + from) * kGroup;
             const Place<Lane> start{sums + from * 3 * kGroup, V::multipliers(R, channel),
-                                    Wx + channel, state.as<typename V::Real>() + unit,
-                                    state.next + unit};
+                                    Wx + channel, state.h + unit, state.next + unit};
             return [start](int k) QG_LAMBDA {
                 return Place<Lane>{start.sums + k * 3 * kGroup, start.m + k * kMultipliers,
                                    start.Wx + k * 3 * kGroup, start.h + k * kGroup,
@@ -173,9 +154,9 @@ QG_ALONE void step_row(const FusedPlan &p, const Gates<typename V::Lane> &gates,
 // the input projection, from operands of two planes at `x`, so that Wx is never stored.
 template <class V, int P, Mode kMode, bool kProjects>
 QG_ALONE void step(const FusedPlan &p, const Gates<typename V::Lane> &gates,
-                   const Gates<V> &wide_gates, const State &state, const float *Wx,
-                   const OperandByte *x, int64_t x_stride, int rows, const int64_t *lengths,
-                   int64_t at, bool keeps) {
+                   const Gates<V> &wide_gates, const State<typename V::Real> &state,
+                   const float *Wx, const OperandByte *x, int64_t x_stride, int rows,
+                   const int64_t *lengths, int64_t at, bool keeps) {
     using Lane = typename V::Lane;
     const Packed &R = p.R;
     using Made = Sums<Lane, P>;
@@ -208,7 +189,7 @@ QG_ALONE void step(const FusedPlan &p, const Gates<typename V::Lane> &gates,
                     } else {
                         place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
                     }
-                    place.h = state.as<typename V::Real>() + (row + r) * state.units + unit;
+                    place.h = state.h + (row + r) * state.units + unit;
                     place.codes = state.next + (row + r) * state.stride + unit;
                 }
             }
@@ -228,7 +209,9 @@ QG_ALONE void step(const FusedPlan &p, const Gates<typename V::Lane> &gates,
 }
 
 // Restores the states of units that are held in a step, from the operands of the step.
-QG_ALONE void restore(const FusedPlan &p, const State &state, int64_t row, const uint8_t *held) {
+template <class Real>
+QG_ALONE void restore(const FusedPlan &p, const State<Real> &state, int64_t row,
+                      const uint8_t *held) {
     const int32_t shift = p.h.zero - p.R.offset;
     const OperandByte *before = state.codes + row * state.stride;
     OperandByte *after = state.next + row * state.stride;
@@ -241,7 +224,7 @@ QG_ALONE void restore(const FusedPlan &p, const State &state, int64_t row, const
             code += 256 * before[high];
             after[high] = before[high];
         }
-        state.with_h([&](auto *h) { put_code(h + row * state.units + unit, code - shift); });
+        state.h[row * state.units + unit] = static_cast<Real>(code - shift);
     }
 }
 
@@ -279,75 +262,22 @@ struct PlanGates {
     explicit PlanGates(const FusedPlan &p) : lane(p), wide(p) {}
 };
 
-template <class V>
-inline const PlanGates<V> &plan_gates(const FusedPlan &p) {
-    return *reinterpret_cast<const PlanGates<V> *>(p.gates);
-}
-
-// What of a call depends on the lanes: `run_rows` is compiled once for all of them. A call through
-// these pointers costs nothing beside a step.
-struct Stages {
-    bool in_double;  // states
-    bool apart;      // sums of two planes; see `Sums`
-    bool stretched;  // see `Ties`
-    int planes;      // of the state
-    // Computes `project` of `rows` rows of operands.
-    void (*project)(const FusedPlan &p, const OperandByte *x, int64_t stride, int rows,
-                    int first_group, int end_group, float *out);
-    // Runs a step of `rows` rows. Without Wx, the step projects its own input.
-    void (*advance)(const FusedPlan &p, const State &state, const float *Wx, const OperandByte *x,
-                    int64_t x_stride, int rows, const int64_t *lengths, int64_t at, bool keeps);
-
-    // The rule whose direction rows of codes and real values are converted in, and steps computed.
-    int rule(const FusedPlan &p) const { return stretched ? QG_HALF_EVEN : p.rule; }
-    int of_rows(const FusedPlan &p) const { return kRowsDirect ? rule(p) : QG_HALF_EVEN; }
-    int of_step(const FusedPlan &p) const { return kRowsDirect ? QG_HALF_EVEN : rule(p); }
-};
-
 template <class V, int P, Mode kMode>
-void project_rows(const FusedPlan &p, const OperandByte *x, int64_t stride, int rows,
-                  int first_group, int end_group, float *out) {
-    const auto &gates = plan_gates<V>(p).lane;
-    if (p.W.planes == 1 || kMaxPlanes == 1)
-        project<typename V::Lane, 1, kMode>(p.W, gates, x, stride, rows, first_group, end_group,
-                                            out);
-    else
-        project<typename V::Lane, kMaxPlanes, kMode>(p.W, gates, x, stride, rows, first_group,
-                                                     end_group, out);
-}
-
-template <class V, int P, Mode kMode>
-void advance_rows(const FusedPlan &p, const State &state, const float *Wx, const OperandByte *x,
-                  int64_t x_stride, int rows, const int64_t *lengths, int64_t at, bool keeps) {
+bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
+    using Real = typename V::Real;
+    const int rule = V::kTies == Ties::stretched ? QG_HALF_EVEN : p.rule;
+    const int of_rows = kRowsDirect ? rule : QG_HALF_EVEN,
+              of_step = kRowsDirect ? QG_HALF_EVEN : rule;
     // A short call would take as long for these numbers as for its products.
-    const PlanGates<V> &gates = plan_gates<V>(p);
-    if (!Wx)
-        step<V, P, kMode, Sums<typename V::Lane, P>::kApart>(
-            p, gates.lane, gates.wide, state, nullptr, x, x_stride, rows, lengths, at, keeps);
-    else if (rows > 1)
-        step<V, P, kMode, false>(p, gates.lane, gates.wide, state, Wx, nullptr, 0, rows, lengths,
-                                 at, keeps);
-    else if (!lengths || lengths[0] > at)
-        step_row<V, P, kMode>(p, gates.lane, gates.wide, state, Wx, keeps);
-}
-
-template <class V, int P, Mode kMode>
-constexpr Stages kStages{sizeof(typename V::Real) == sizeof(double),
-                         Sums<typename V::Lane, P>::kApart,
-                         V::kTies == Ties::stretched,
-                         P,
-                         project_rows<V, P, kMode>,
-                         advance_rows<V, P, kMode>};
-
-bool run_rows(const FusedPlan &p, const Stages &stages, const Job &job, int64_t first_row,
-              int rows) {
-    const Direction whole_call(stages.of_rows(p));
+    const auto &plan_gates = *reinterpret_cast<const PlanGates<V> *>(p.gates);
+    const Gates<typename V::Lane> &gates = plan_gates.lane;
+    const Gates<V> &wide_gates = plan_gates.wide;
+    const Direction whole_call(of_rows);
     const int H = p.H, C = p.W.inputs;
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
     const int64_t x_stride = operand_stride(p.W), h_stride = operand_stride(p.R);
     const bool between =
-        rows == 1 && job.T > kShortAhead && stages.planes == 1 && p.W.planes == 1 &&
-        C <= kFewFeatures &&
+        rows == 1 && job.T > kShortAhead && P == 1 && p.W.planes == 1 && C <= kFewFeatures &&
         p.W.groups * p.W.group_stride + p.R.groups * p.R.group_stride <= kNearWeights;
     const int64_t at_once = steps_ahead(job.T, rows, layout.ahead);
     const int64_t ahead = between && at_once > kShortAhead ? kShortAhead : at_once;
@@ -358,10 +288,8 @@ bool run_rows(const FusedPlan &p, const Stages &stages, const Job &job, int64_t 
         pieces.take(round_up(at_once * rows, layout.row_block) * x_stride * sizeof(OperandByte)));
     auto *row_codes =
         static_cast<int32_t *>(pieces.take(round_up(H > C ? H : C, 16) * sizeof(int32_t)));
-    State state;
-    state.in_double = stages.in_double;
-    const size_t real_bytes = state.in_double ? sizeof(double) : sizeof(float);
-    state.h = pieces.take(rows * units * real_bytes);
+    State<Real> state;
+    state.h = static_cast<Real *>(pieces.take(rows * units * sizeof(Real)));
     state.codes = static_cast<OperandByte *>(pieces.take(padded * h_stride * sizeof(OperandByte)));
     state.next = static_cast<OperandByte *>(pieces.take(padded * h_stride * sizeof(OperandByte)));
     state.units = units;
@@ -369,13 +297,11 @@ bool run_rows(const FusedPlan &p, const Stages &stages, const Job &job, int64_t 
 
     bool nan = false;
     for (int64_t i = 0; i < round_up(H > C ? H : C, 16); ++i) row_codes[i] = 0;
-    __builtin_memset(state.h, 0, rows * units * real_bytes);
+    for (int64_t i = 0; i < rows * units; ++i) state.h[i] = 0;
     for (int row = 0; row < rows; ++row) {
         nan |= read_row(job.h0, p.h, (first_row + row) * job.h0.row, H, row_codes);
         to_operand(p.R, p.h.zero, row_codes, H, state.codes + row * h_stride, h_stride);
-        state.with_h([&](auto *h) {
-            for (int i = 0; i < H; ++i) put_code(h + row * units + i, row_codes[i]);
-        });
+        for (int i = 0; i < H; ++i) state.h[row * units + i] = static_cast<Real>(row_codes[i]);
     }
     const int64_t *lengths = job.lengths ? job.lengths + first_row : nullptr;
     const bool keeps = p.zoneout.present && !job.held;
@@ -400,10 +326,27 @@ bool run_rows(const FusedPlan &p, const Stages &stages, const Job &job, int64_t 
         }
     };
     // A step projects its own input if steps are processed one at a time with separate plane sums.
-    const bool projects = stages.apart && p.W.planes == stages.planes && ahead == 1 && rows > 1;
+    const bool projects =
+        Sums<typename V::Lane, P>::kApart && p.W.planes == P && ahead == 1 && rows > 1;
     auto project_steps = [&](int steps, int first, int end, float *to) {
-        const Direction direction(stages.of_step(p));
-        stages.project(p, x, x_stride, steps * rows, first, end, to);
+        const Direction direction(of_step);
+        if (p.W.planes == 1 || kMaxPlanes == 1)
+            project<typename V::Lane, 1, kMode>(p.W, gates, x, x_stride, steps * rows, first, end,
+                                                to);
+        else
+            project<typename V::Lane, kMaxPlanes, kMode>(p.W, gates, x, x_stride, steps * rows,
+                                                         first, end, to);
+    };
+    auto advance_rows = [&](const float *from_input, int64_t at) {
+        const Direction direction(of_step);
+        if (projects)
+            step<V, P, kMode, Sums<typename V::Lane, P>::kApart>(
+                p, gates, wide_gates, state, nullptr, x, x_stride, rows, lengths, at, keeps);
+        else if (rows > 1)
+            step<V, P, kMode, false>(p, gates, wide_gates, state, from_input, nullptr, 0, rows,
+                                     lengths, at, keeps);
+        else if (!lengths || lengths[0] > at)
+            step_row<V, P, kMode>(p, gates, wide_gates, state, from_input, keeps);
     };
     float *next_Wx = Wx + ahead * units * 3;
     const int share = (p.W.groups + kShortAhead - 1) / kShortAhead;
@@ -422,11 +365,7 @@ bool run_rows(const FusedPlan &p, const Stages &stages, const Job &job, int64_t 
                     if (lengths[row] <= at)
                         __builtin_memcpy(state.next + row * h_stride, state.codes + row * h_stride,
                                          h_stride * sizeof(OperandByte));
-            {
-                const Direction direction(stages.of_step(p));
-                stages.advance(p, state, projects ? nullptr : Wx + s * rows * units * 3, x,
-                               x_stride, rows, lengths, at, keeps);
-            }
+            advance_rows(Wx + s * rows * units * 3, at);
             if (next_steps) {
                 if (s == 0) read_steps(block + ahead, next_steps);
                 const int first = s * share, end = first + share;
@@ -439,9 +378,7 @@ bool run_rows(const FusedPlan &p, const Stages &stages, const Job &job, int64_t 
             state.codes = state.next;
             state.next = codes;
             for (int row = 0; row < rows; ++row)
-                state.with_h([&](const auto *h) {
-                    write_row(job.out, p.h, at, first_row + row, h + row * units, H);
-                });
+                write_row(job.out, p.h, at, first_row + row, state.h + row * units, H);
         }
         if (next_steps) {
             float *done = Wx;
@@ -450,9 +387,7 @@ bool run_rows(const FusedPlan &p, const Stages &stages, const Job &job, int64_t 
         }
     }
     for (int row = 0; row < rows; ++row)
-        state.with_h([&](const auto *h) {
-            write_row(job.last, p.h, 0, first_row + row, h + row * units, H);
-        });
+        write_row(job.last, p.h, 0, first_row + row, state.h + row * units, H);
     return nan;
 }
 
@@ -466,11 +401,11 @@ bool run_lanes(const FusedPlan &p, const Job &job) {
         const int rows = static_cast<int>(left < layout.rows ? left : layout.rows);
         if constexpr (V::kScales) {
             if (scaled) {
-                nan |= run_rows(p, kStages<V, P, Mode::scaled>, job, row, rows);
+                nan |= run_rows<V, P, Mode::scaled>(p, job, row, rows);
                 continue;
             }
         }
-        nan |= run_rows(p, kStages<V, P, Mode::any>, job, row, rows);
+        nan |= run_rows<V, P, Mode::any>(p, job, row, rows);
     }
     return nan;
 }

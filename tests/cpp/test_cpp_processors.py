@@ -47,7 +47,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         "cpp",
         "-DQUANT_GRU_OPTIMIZATION=-O1",
-        "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # of the programs
         "-DQUANT_GRU_EXAMPLES=OFF",
         f"-DCMAKE_PROJECT_INCLUDE={Path(__file__).with_name('precompiled.cmake')}",
         "-DCMAKE_SYSTEM_NAME=Linux",

@@ -23,7 +23,8 @@ from make_golden import frozen_gru, saved
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernel_runtime.cuda import compiler, disk_cache
-from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
+from quant_gru.kernels._native import PLAIN
+from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = NEEDS_TOOLS

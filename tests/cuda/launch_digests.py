@@ -39,9 +39,9 @@ from quant_gru.kernels.cuda.backward.inputs import PRECISIONS
 from quant_gru.kernels.cuda.forward import launch_plan
 from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.cuda.plan import structure
+from quant_gru.kernels.cuda.plan.structure import KINDS as CONTAINERS
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
-from quant_gru.kernels.cuda.structs import KINDS as CONTAINERS
 
 MACHINES = (
     ("sm_90a", {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}),
@@ -129,6 +129,7 @@ class Cell:
     def __init__(self, plan: CellPlan, between: Sequence[WeightedSum] = ()) -> None:
         self.plan, self.form = plan, structure.form_of(plan)
         self._between = [(int(each.shift), int(each.multipliers[0])) for each in between]
+        self.arrays = None
 
     @property
     def kinds(self) -> tuple[int, int]:

@@ -21,7 +21,8 @@ from quant_gru.kernel_runtime.cuda import driver
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.sources import Sources
-from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
+from quant_gru.kernels._native import PLAIN
+from quant_gru.kernels.cuda.machine import SOURCES
 
 SweepC = structure(
     "SweepC",

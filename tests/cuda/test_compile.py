@@ -20,6 +20,7 @@ from recurrence_layouts import StateOutputs, layout
 
 from quant_gru.kernel_runtime.cuda import compiler
 from quant_gru.kernels._native import (
+    PLAIN,
     BackGridShape,
     BackShape,
     DerivativesShape,
@@ -29,7 +30,7 @@ from quant_gru.kernels._native import (
     Warpgroups,
     real_macros,
 )
-from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
+from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = [

@@ -10,8 +10,8 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernels import _native
+from quant_gru.kernels._native import PLAIN
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer
-from quant_gru.kernels.cuda.machine import PLAIN
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 DivisionC = structure(

@@ -14,7 +14,7 @@ from quant_gru import QuantConfig
 from quant_gru.integer import cell as reference
 from quant_gru.kernel_runtime.cuda.ctypes_structs import structure
 from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
-from quant_gru.kernels.cuda.machine import PLAIN
+from quant_gru.kernels._native import PLAIN
 from quant_gru.kernels.cuda.plan import structure as frozen
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")

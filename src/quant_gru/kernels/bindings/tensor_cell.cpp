@@ -1,5 +1,10 @@
 #include "bindings/tensor_cell.hpp"
 
+#include <algorithm>
+
+#include "bindings/gpu_numbers.hpp"
+#include "bindings/plan_from_dict.hpp"
+
 namespace nb = nanobind;
 
 namespace quant_gru {
@@ -7,6 +12,7 @@ namespace {
 
 using cuda::Address;
 using cuda::DerivedArrays;
+using cuda::WeightsC;
 
 class TensorCell : public cuda::Cell {
  public:
@@ -51,11 +57,85 @@ DerivedArrays::Allocate allocator(nb::object function) {
     };
 }
 
-nb::list bytes_of(const std::vector<cuda::WeightsC> &launches) {
+// Launches with a warp for each row, on one matrix or both.
+nb::tuple rows_launch(const char *source, const char *function, unsigned matrices,
+                      const WeightsC &a, int64_t warps) {
+    const auto *start = reinterpret_cast<const unsigned char *>(&a);
+    const cuda::Grid grid{static_cast<unsigned>((warps + 7) / 8), matrices, 256};
+    return launch_tuple({{source, function, cuda::kPlain}, grid, {start, start + sizeof a}, {}},
+                        dict_of(cuda::kPlain));
+}
+
+nb::list derivations(const std::vector<WeightsC> &given) {
     nb::list found;
-    for (const cuda::WeightsC &each : launches)
-        found.append(nb::bytes(reinterpret_cast<const char *>(&each), sizeof each));
+    for (const WeightsC &each : given) {
+        // A thread for each feature, and one more.
+        const int64_t threads = std::max(each.operands[0].K, each.operands[1].K) + 1;
+        found.append(rows_launch("weights/derive", "begin_derived", 2, each, (threads + 31) / 32));
+        found.append(rows_launch("weights/derive", "derive_weights", 2, each, 3 * each.H));
+    }
     return found;
+}
+
+// The launches of an update in training, which share their arguments. numbers: see weights_plan.
+// kinds: containers of codes of W and bw, and of R and br.
+// space: for the scales of W, bw, R and br, (4, 3H) float64. corrected: for bw with the correction
+// of `factors` (3H), or 0 without one.
+nb::list update_launches(const nb::dict &numbers,
+                         const std::array<std::array<int64_t, 2>, 2> &kinds, Address space,
+                         Address corrected) {
+    const WeightsPlan plan = weights_plan(numbers);
+    const auto at = [](const void *p) { return reinterpret_cast<Address>(p); };
+    WeightsC a{};
+    a.H = plan.H;
+    a.free = plan.free_scale;
+    a.finite = at(plan.finite);
+    for (size_t i = 0; i < 2; ++i) {
+        const WeightTarget &t = plan.targets[i];
+        const QuantizerNumbers q{t.bits, true, 1, 0}, b_q{t.b_bits, true, 1, 0};
+        const Address scales = space + 48 * i * static_cast<Address>(a.H);
+        cuda::OperandC o{0,
+                         0,
+                         0,
+                         scales,
+                         scales + 24 * static_cast<Address>(a.H),
+                         at(t.codes),
+                         at(t.b_codes),
+                         at(t.scales),
+                         at(t.b_scales),
+                         at(t.B),
+                         at(t.M),
+                         at(t.k)};
+        o.factors = at(t.factors);
+        o.corrected = t.factors ? corrected : 0;
+        std::tie(o.kind, o.b_kind) = std::tie(kinds[i][0], kinds[i][1]);
+        std::tie(o.K, o.bits, o.b_bits, o.significant, o.unit_exponent) =
+            std::tie(t.n, t.bits, t.b_bits, t.significant, t.unit_exponent);
+        std::tie(o.lo, o.hi, o.b_lo, o.b_hi) = std::make_tuple(q.lo(), q.hi(), b_q.lo(), b_q.hi());
+        std::tie(o.operand_scale, o.result_scale, o.b_unit, o.limit, o.term_limit) =
+            std::tie(t.operand_scale, t.result_scale, t.b_unit, t.limit, t.term_limit);
+        a.operands[i] = o;
+    }
+    nb::list found;
+    found.append(rows_launch("weights/row_scales", "row_scales", 2, a, 3 * a.H));
+    if (corrected) found.append(rows_launch("weights/correct_bias", "correct_bias", 1, a, 3 * a.H));
+    found.append(rows_launch("weights/requantize", "requantize_weights", 2, a, 3 * a.H));
+    return found;
+}
+
+WeightsC &update_at(uintptr_t arguments) { return *reinterpret_cast<WeightsC *>(arguments); }
+
+// Lets an update read W, R, bw or br, by index, of a real dtype.
+void set_weight(uintptr_t arguments, size_t index, Address weight, int64_t real) {
+    cuda::OperandC &o = update_at(arguments).operands[index % 2];
+    (index < 2 ? o.w : o.b) = weight;
+    (index < 2 ? o.w_real : o.b_real) = real;
+}
+
+// Lets it drop codes of R, where flags at an address say so; 0 for none. keep: 1 - p.
+void set_dropped(uintptr_t arguments, Address dropped, float keep) {
+    update_at(arguments).operands[1].dropped = dropped;
+    update_at(arguments).keep = keep;
 }
 
 using PlaceTuple = std::tuple<Address, Address, Address, Address>;
@@ -128,11 +208,15 @@ void bind_cell_arrays(nb::module_ &m) {
                  return nb::make_tuple(f.weights, f.bias, f.m);
              })
         .def_prop_ro("count", [](const CellArrays &a) { return a.derived.count(); })
-        .def("take_new", [](CellArrays &a) { return bytes_of(a.derived.take_new()); })
-        .def("arguments", [](const CellArrays &a) { return bytes_of(a.derived.arguments()); })
+        .def("take_new", [](CellArrays &a) { return derivations(a.derived.take_new()); })
+        .def("launches", [](const CellArrays &a) { return derivations(a.derived.arguments()); })
         .def("add_to", [](const CellArrays &a, uintptr_t update) {
-            return a.derived.add_to(*reinterpret_cast<cuda::WeightsC *>(update));
+            return a.derived.add_to(update_at(update));
         });
+    m.def("update_launches", &update_launches);
+    m.def("set_weight", &set_weight);
+    m.def("set_dropped", &set_dropped);
+    m.attr("PLAIN") = dict_of(cuda::kPlain);
 }
 
 }  // namespace quant_gru

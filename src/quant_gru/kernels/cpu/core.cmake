@@ -123,6 +123,21 @@ function(add_quant_gru_core target kind)
   set(QUANT_GRU_COMPILED_VARIANTS ${compiled} PARENT_SCOPE)
 endfunction()
 
+# Compiles a library of files without hot loops, which use the kernels, for size. Under sanitizers -O0 takes a third of the
+# time, and optimizes nothing away that one would find. As above, every build compiles them with the same options.
+function(quant_gru_compile_small target)
+  target_include_directories(${target} PRIVATE ${QUANT_GRU_CPP_INCLUDES})
+  target_link_libraries(${target} PRIVATE quant_gru_core)
+  set(optimization -Os)
+  if(QUANT_GRU_SANITIZERS)
+    set(optimization -O0)
+  endif()
+  target_compile_options(${target} PRIVATE ${QUANT_GRU_EXACT} ${optimization} -Wall -Wextra -ffunction-sections
+                         -fdata-sections)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
+                                             VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
+
 # Sets a variable to the instruction sets that sanitizers are for: those that this processor can run, if tiles are emulated.
 # Those of avx512_vnni and avx2 cover most of the code of avx512_vbmi and avx_vnni.
 function(quant_gru_sanitized_sets result)

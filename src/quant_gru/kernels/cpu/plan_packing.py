@@ -72,17 +72,19 @@ def pack_weights(plan: CellPlan, keep: list[Tensor]) -> dict[str, Any]:
     }
 
 
-def pack_target(
-    which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart
-) -> dict[str, Any]:
-    """Return what an update of W (0) or R (1) and of its bias writes, and the numbers it needs.
+def pack_update(qparams: QParams, frozen: FrozenPart, part: WeightPart) -> dict[str, Any]:
+    """Return what an update of a weight part writes, and the numbers it needs."""
+    return {
+        "H": part.W.shape[0] // 3,
+        "free": qparams.config.scale_kind == "free",
+        "finite": part.finite.data_ptr(),
+        "W": _target(0, qparams, frozen, part),
+        "R": _target(1, qparams, frozen, part),
+    }
 
-    Args:
-        which: The matrix.
-        qparams: Parameters with scales per channel that follow the weights.
-        frozen: The frozen part of the same cell.
-        part: The weight part, whose tensors keep their addresses.
-    """
+
+def _target(which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart) -> dict[str, Any]:
+    """Return the part of W (0) or R (1) and of its bias."""
     weight, bias = (("weight.W", "weight.bw"), ("weight.R", "weight.br"))[which]
     codes, b_codes = ((part.W, part.bw), (part.R, part.br))[which]
     B, sums = ((part.Bw, part.Wx), (part.Br, part.Rh))[which]

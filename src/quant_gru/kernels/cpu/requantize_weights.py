@@ -9,7 +9,7 @@ from quant_gru.integer.plan import FrozenPart, WeightPart
 from quant_gru.integer.qparams import QParams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.executor import chosen, repack
-from quant_gru.kernels.cpu.plan_packing import pack_target
+from quant_gru.kernels.cpu.plan_packing import pack_update
 
 _EXACT = (torch.float32, torch.float16, torch.bfloat16)  # float32 represents their values exactly
 
@@ -32,13 +32,7 @@ class Writer:
         self, qparams: QParams, frozen: FrozenPart, part: WeightPart, variant: str | None = None
     ) -> None:
         self._part = part
-        numbers = {
-            "H": part.W.shape[0] // 3,
-            "free": qparams.config.scale_kind == "free",
-            "finite": part.finite.data_ptr(),
-            "W": pack_target(0, qparams, frozen, part),
-            "R": pack_target(1, qparams, frozen, part),
-        }
+        numbers = pack_update(qparams, frozen, part)
         self.native = _native.Weights(numbers, variant or chosen())
 
     def takes(self, *values: Tensor | None) -> bool:

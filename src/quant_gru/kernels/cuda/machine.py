@@ -26,9 +26,6 @@ SOURCES = Sources(
 )
 """The CUDA sources of this package."""
 
-# defaults for kernels that include the header of the gate arithmetic without using it
-PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1, "QG_ZONEOUT": 0}
-
 COLD = "a plan that has not run yet"
 
 

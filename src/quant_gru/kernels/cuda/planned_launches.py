@@ -30,6 +30,12 @@ def arguments_of(launch: _native.PlannedLaunch) -> Any:
     return (ctypes.c_uint64 * (len(arguments) // 8)).from_buffer_copy(arguments)
 
 
+def start(machine: Device, launch: _native.PlannedLaunch) -> None:
+    """Start a launch whose arguments have all addresses."""
+    kernel, grid = Kernel.of(*launch[:3]), planner.grid_of(launch[3])
+    machine.launch(kernel, grid, arguments_of(launch))
+
+
 class Steps:
     """Prepares the steps of calls that differ only in the addresses of their tensors.
 

@@ -15,8 +15,8 @@ from quant_gru.kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.kernel_runtime.cuda.streams import made_on
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.cell import Cell
+from quant_gru.kernels.cuda.plan.structure import KINDS
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
-from quant_gru.kernels.cuda.structs import KINDS
 from quant_gru.kernels.shapes import check_backward
 
 # by device; never freed, since captured graphs read them

@@ -25,11 +25,10 @@ from quant_gru.kernels.cuda.backward.launch_plan import POLICY
 from quant_gru.kernels.cuda.backward.steps import add_steps
 from quant_gru.kernels.cuda.backward.time_chunks import most_steps
 from quant_gru.kernels.cuda.plan.cell import Cell
-from quant_gru.kernels.cuda.plan.structure import takes
+from quant_gru.kernels.cuda.plan.structure import KINDS, takes
 from quant_gru.kernels.cuda.plan.tensors import numbers_of
 from quant_gru.kernels.cuda.planned_launches import Steps
 from quant_gru.kernels.cuda.recurrence import planner
-from quant_gru.kernels.cuda.structs import KINDS
 
 _MOST_KINDS = 64
 _KEPT_BYTES = 8 << 20

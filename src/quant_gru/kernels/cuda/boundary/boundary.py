@@ -12,12 +12,10 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
 from quant_gru.integer.rounding import NUMBERS
 from quant_gru.kernel_runtime.cuda.driver import Device
-from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.plan_packing import pack_quantizer, pack_requantizer
 from quant_gru.kernels.cuda import machine as machines
-from quant_gru.kernels.cuda.planned_launches import arguments_of
-from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.planned_launches import start
 
 
 def quantize(
@@ -40,7 +38,8 @@ def quantize(
         return codes, nan.zero_()
     addresses = x.data_ptr(), codes.data_ptr(), nan.data_ptr()
     how = pack_quantizer(quantizer), NUMBERS[quantizer.rounding]
-    _start(_native.quantize_launch(*how, nan.numel(), x.shape[-1], *addresses), x, machine)
+    launch = _native.quantize_launch(*how, nan.numel(), x.shape[-1], *addresses)
+    start(machine or machines.machine_of(x.device), launch)
     return codes, nan
 
 
@@ -66,7 +65,7 @@ def dequantize(
         rows = codes.numel() // features, features
         addresses = codes.data_ptr(), 0 if nan is None else nan.data_ptr(), values.data_ptr()
         launch = _native.dequantize_launch(pack_quantizer(quantizer), *rows, *addresses)
-        _start(launch, codes, machine)
+        start(machine or machines.machine_of(codes.device), launch)
     return values
 
 
@@ -90,7 +89,7 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Device | None =
     launch = _native.mask_launch(
         pack_quantizer(quantizer), rule, *where, x.data_ptr(), grad.data_ptr()
     )
-    _start(launch, x, machine)
+    start(machine or machines.machine_of(x.device), launch)
 
 
 def requantize(
@@ -117,7 +116,8 @@ def requantize(
         how = [pack_requantizer(s, q, above) for s, q in zip(sums, below, strict=True)]
         results = (to.data_ptr(), 0) if grad is None else (0, to.data_ptr())
         addresses = [each.data_ptr() for each in keep]
-        _start(_native.requantize_launch(how, addresses, T * N, H, *results), to, machine)
+        launch = _native.requantize_launch(how, addresses, T * N, H, *results)
+        start(machine or machines.machine_of(to.device), launch)
     return to
 
 
@@ -140,11 +140,5 @@ def events(
     found = torch.empty(shape, dtype=torch.bool, device=seed.device)
     if found.numel():
         given = seed.data_ptr(), found.data_ptr(), shape, chance(p), stream
-        _start(_native.events_launch(*given), seed, machine)
+        start(machine or machines.machine_of(seed.device), _native.events_launch(*given))
     return found
-
-
-def _start(launch: _native.PlannedLaunch, of: Tensor, machine: Device | None) -> None:
-    machine = machine or machines.machine_of(of.device)
-    kernel = Kernel.of(*launch[:3])
-    machine.launch(kernel, planner.grid_of(launch[3]), arguments_of(launch))

@@ -22,11 +22,11 @@ from quant_gru.kernel_runtime.cuda.launch import Kernel
 from quant_gru.kernel_runtime.cuda.streams import native_streams
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.plan.cell import Cell, filled
+from quant_gru.kernels.cuda.plan.structure import KINDS
 from quant_gru.kernels.cuda.plan.tensors import Arrays
 from quant_gru.kernels.cuda.planned_launches import BLOCKS, Steps, Work, load_gemm, product_in
 from quant_gru.kernels.cuda.projection.select import POLICY, chip_of
 from quant_gru.kernels.cuda.recurrence import planner
-from quant_gru.kernels.cuda.structs import KINDS
 
 _CONTAINERS = list(KINDS)
 

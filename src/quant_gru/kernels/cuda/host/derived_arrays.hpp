@@ -14,14 +14,13 @@
 
 namespace quant_gru::cuda {
 
-// The arguments of the kernels in weights, see weight_rows.cuh. What only updates in training read
-// is left out by name.
+// The arguments of the kernels in weights, see weight_rows.cuh.
 struct OperandC {
-    Address update[5];
+    Address w, b, dropped, w_scale, b_scale;
     Address codes, b_codes, scales, b_scales, B, M, k, m;
     Address gemm, tiles, folded, folded_bytes, m_float, exact_float, factors, corrected;
     int64_t w_real, b_real, kind, b_kind, K, padded, planes, significant, fold, fold_words, reach;
-    double limits[9];
+    double lo, hi, b_lo, b_hi, operand_scale, result_scale, b_unit, limit, term_limit;
     int64_t bits, b_bits, whole, long_sums, unit_exponent;
     double added;
 };

@@ -15,6 +15,8 @@ from quant_gru.kernels.cpu.plan_packing import pack_gates
 from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
 
 _TABLES = ("gate.z_out", "gate.r_out", "gate.g_out")
+KINDS = {torch.int8: 0, torch.uint8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4}
+"""Containers of codes in native code."""
 # how kernels read a table: one entry per code in shared or global memory, quadratics, compressed
 DIRECT, DIRECT_GLOBAL, QUADRATIC, COMPRESSED = 0, 1, 2, 3
 NARROW_BITS = 16

@@ -7,7 +7,7 @@ plan's tensors, without a device sync (weights/derive.cu).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,18 +18,13 @@ from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernel_runtime.cuda.driver import Device
 from quant_gru.kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.kernel_runtime.cuda.streams import made_on
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.machine import PLAIN
-from quant_gru.kernels.cuda.plan.structure import form_of, frozen_numbers, planes_of
-from quant_gru.kernels.cuda.structs import KINDS, WeightsC
+from quant_gru.kernels.cuda.plan.structure import KINDS, form_of, frozen_numbers, planes_of
+from quant_gru.kernels.cuda.planned_launches import start
 
 CHANGES = _native.UpdateChanges()
 """Counts changes of what updates in place write, of all plans; prepared updates hold until then."""
-DERIVE = Kernel.of("weights/derive", "derive_weights", PLAIN)
-_BEGIN = Kernel.of("weights/derive", "begin_derived", PLAIN)
-_THREADS = 256
 
 # Numbers are kept as long as the weight part that they were derived from.
 _packed: weakref.WeakKeyDictionary[Any, tuple[Any, Numbers]] = weakref.WeakKeyDictionary()
@@ -76,24 +71,17 @@ class Arrays:
         """Write the arrays that native code has asked for since the last call."""
         self._machine = machine
         launches = self.native.take_new()
+        for each in launches:
+            start(machine, each)
         if launches:
-            _write(machine, launches)
             CHANGES.count += 1
             made_on(self._device)
 
     def refresh(self) -> None:
         """Rewrite the arrays after the plan's tensors changed in place."""
         if self._machine is not None:
-            _write(self._machine, self.native.arguments())
-
-
-def _write(machine: Device, launches: Sequence[bytes]) -> None:
-    for each in launches:
-        arguments: Any = WeightsC.from_buffer_copy(each)
-        features = max(operand.K for operand in arguments.operands)
-        blocks = -(-3 * arguments.H // (_THREADS // 32))
-        machine.launch(_BEGIN, Grid((features // _THREADS + 1, 2), _THREADS), arguments)
-        machine.launch(DERIVE, Grid((blocks, 2), _THREADS), arguments)
+            for each in self.native.launches():
+                start(self._machine, each)
 
 
 def _allocate(tensors: dict[int, Tensor], device: torch.device, size: int) -> int:

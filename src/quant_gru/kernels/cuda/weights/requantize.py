@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,27 +10,18 @@ from torch import Tensor
 from quant_gru.integer.call_form import FLOATS
 from quant_gru.integer.plan import FrozenPart, WeightPart
 from quant_gru.integer.qparams import QParams
-from quant_gru.integer.quantizer import code_limits
 from quant_gru.kernel_runtime.cuda.driver import Device, Prepared
-from quant_gru.kernel_runtime.cuda.launch import Grid, Kernel
-from quant_gru.kernels.cpu.plan_packing import pack_target
+from quant_gru.kernel_runtime.cuda.launch import Kernel
+from quant_gru.kernels import _native
+from quant_gru.kernels.cpu.plan_packing import pack_update
 from quant_gru.kernels.cuda import machine as machines
-from quant_gru.kernels.cuda.machine import PLAIN
+from quant_gru.kernels.cuda.plan.structure import KINDS
 from quant_gru.kernels.cuda.plan.tensors import CHANGES, Numbers, kept_numbers
-from quant_gru.kernels.cuda.structs import KINDS, WeightsC
+from quant_gru.kernels.cuda.planned_launches import arguments_of
+from quant_gru.kernels.cuda.recurrence import planner
 
 Given = tuple[tuple[int, torch.dtype | None], ...]
 """Address and dtype of W, R, bw and br in memory; (0, None) for a bias that is absent."""
-
-_THREADS = 256
-# what the arguments share with those of an update on a CPU
-_TARGET = (
-    "bits b_bits codes b_codes scales b_scales B M k operand_scale result_scale b_unit".split()
-)
-_TARGET += "limit significant factors term_limit unit_exponent".split()
-_ROW_SCALES = Kernel.of("weights/row_scales", "row_scales", PLAIN)
-_CORRECT = Kernel.of("weights/correct_bias", "correct_bias", PLAIN)
-_REQUANTIZE = Kernel.of("weights/requantize", "requantize_weights", PLAIN)
 
 
 class Writer:
@@ -55,13 +45,17 @@ class Writer:
         self._part = part
         rows = part.W.shape[0]
         self._space = torch.empty((4, rows), dtype=torch.float64, device=part.W.device)
-        self._arguments: Any = WeightsC()
-        self._arguments.H = rows // 3
-        self._arguments.finite = part.finite.data_ptr()
-        self._arguments.free = qparams.config.scale_kind == "free"
-        for which in range(2):
-            self._fill(which, qparams, frozen)
-        self._corrects = qparams.input_mean is not None
+        pairs = (part.W, part.bw), (part.R, part.br)
+        corrects = qparams.input_mean is not None
+        self._bias = torch.empty(rows * corrects, dtype=torch.float32, device=part.W.device)
+        self._launches = _native.update_launches(
+            pack_update(qparams, frozen, part),
+            [[KINDS[codes.dtype], KINDS[bias.dtype]] for codes, bias in pairs],
+            self._space.data_ptr(),
+            self._bias.data_ptr(),
+        )
+        self._arguments = arguments_of(self._launches[0])
+        self._at = ctypes.addressof(self._arguments)
         self._seen: tuple[Numbers | None, int] = (None, 0)
         # the weights that the arguments currently point to
         self._given: Given = ((0, None),) * 4
@@ -69,21 +63,6 @@ class Writer:
         # whether there is derived data that the launches do not rewrite
         self._more = False
         self._launch: Prepared | None = None
-
-    def _fill(self, which: int, qparams: QParams, frozen: FrozenPart) -> None:
-        c, part = self._arguments.operands[which], self._part
-        target = pack_target(which, qparams, frozen, part)
-        for name in _TARGET:
-            setattr(c, name, target[name])
-        c.K = target["n"]
-        c.w_scale, c.b_scale = (self._space[2 * which + i].data_ptr() for i in range(2))
-        codes = ((part.W, part.bw), (part.R, part.br))[which]
-        c.kind, c.b_kind = (KINDS[each.dtype] for each in codes)
-        c.lo, c.hi = code_limits(c.bits, signed=True)
-        c.b_lo, c.b_hi = code_limits(c.b_bits, signed=True)
-        if target["factors"]:
-            self._bias = torch.empty(len(codes[0]), dtype=torch.float32, device=part.W.device)
-            c.corrected = self._bias.data_ptr()
 
     def takes(self, *values: Tensor | None) -> bool:
         """Return whether the kernels can read these weights, by their dtype and device."""
@@ -121,11 +100,9 @@ class Writer:
                 w = w.detach().contiguous().resolve_neg()
                 keep.append(w)
             given.append((w.data_ptr(), w.dtype))
-        arguments = self._arguments
         if dropped is not None:
             dropped = dropped.to(self._part.R.device, torch.bool).contiguous()
-            arguments.operands[1].dropped = dropped.data_ptr()
-            arguments.keep = 1.0 - p
+            _native.set_dropped(self._at, dropped.data_ptr(), 1.0 - p)
             self._drops = True
             CHANGES.count += 1
             self._write(tuple(given))
@@ -143,7 +120,7 @@ class Writer:
             given: Addresses of contiguous weights, of dtypes that the kernels read.
         """
         if self._drops:
-            self._arguments.operands[1].dropped = None
+            _native.set_dropped(self._at, 0, 1.0)
             self._drops = False
             CHANGES.count += 1
         self._write(given)
@@ -166,8 +143,9 @@ class Writer:
         if given is not self._given and given != self._given:
             self._given = given
             CHANGES.count += 1
-            for i, each in enumerate(given):
-                self._set(i, *each)
+            for i, (address, dtype) in enumerate(given):
+                real = 0 if dtype is None else FLOATS[dtype]
+                _native.set_weight(self._at, i, address, real)
         numbers = kept_numbers(self._part)
         if numbers is not None:
             native = numbers.arrays.native
@@ -175,26 +153,12 @@ class Writer:
                 self._seen = (numbers, native.count)
                 CHANGES.count += 1
                 # the arrays that kernels derive from the part
-                self._more = not native.add_to(ctypes.addressof(self._arguments))
+                self._more = not native.add_to(self._at)
         if self._launch is None:
-            blocks = -(-3 * self._arguments.H // (_THREADS // 32))
-            kernels = [(_ROW_SCALES, 2), (_REQUANTIZE, 2)]
-            if self._corrects:
-                kernels.insert(1, (_CORRECT, 1))
+            prepare, grid_of, to = self._machine.prepare, planner.grid_of, self._arguments
             self._launch = self._machine.join(
-                [
-                    self._machine.prepare(each, Grid((blocks, both), _THREADS), self._arguments)
-                    for each, both in kernels
-                ]
+                [prepare(Kernel.of(*each[:3]), grid_of(each[3]), to) for each in self._launches]
             )
         self._launch.start(self._machine.stream())
         if numbers is not None and self._more:
             numbers.arrays.refresh()
-
-    def _set(self, index: int, address: int, dtype: torch.dtype | None) -> None:
-        """Point the arguments to W, R, bw or br, by index."""
-        c, real = self._arguments.operands[index % 2], 0 if dtype is None else FLOATS[dtype]
-        if index < 2:
-            c.w, c.w_real = address, real
-        else:
-            c.b, c.b_real = address, real

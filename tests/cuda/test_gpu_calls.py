@@ -295,11 +295,11 @@ def test_threads_and_streams():
 @pytest.mark.parametrize("layers", [1, 2])
 def test_numbers_are_there_on_other_streams(monkeypatch, layers):
     """The first call makes them, late; no other one waits for the device, or reads them before."""
-    write = tensors._write
+    start = tensors.start
 
     def late(*given):
         torch.cuda._sleep(1 << 29)
-        write(*given)
+        start(*given)
 
     for T, N in ((7, 5), (9, 300)):
         _, other = pair(16, 64, num_layers=layers)
@@ -310,7 +310,7 @@ def test_numbers_are_there_on_other_streams(monkeypatch, layers):
         torch.cuda.synchronize()
         streams, results = [torch.cuda.Stream() for _ in range(3)], []
         with monkeypatch.context() as patch:
-            patch.setattr(tensors, "_write", late)
+            patch.setattr(tensors, "start", late)
             for stream in (*streams, *streams):
                 with torch.no_grad(), torch.cuda.stream(stream):
                     results.append(gpu(given))

@@ -18,6 +18,7 @@ IMAGES = {  # and the side: of smaller images, maps of the last blocks have one 
     "mobilenetv3_small_100": 48,
     "mobilenetv4_conv_small": 32,
     "swin_tiny_patch4_window7_224": 32,
+    "vit_tiny_patch16_224": 64,
 }
 
 

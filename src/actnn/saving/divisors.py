@@ -30,7 +30,7 @@ from torch.utils import checkpoint
 from actnn.errors import ActNNWarning
 from actnn.saving.exclusions import FORMS
 from actnn.saving.held import Compressed, Kept, View
-from actnn.saving.sides import Intervals, compares, intervals_of
+from actnn.saving.sides import Intervals, compares, intervals_of, order_of
 
 LEAST_BITS = 4  # with fewer, all is noise
 _UNKNOWN = torch.tensor(math.nan)  # a divisor of which nothing is known
@@ -74,9 +74,9 @@ _DIVISORS: dict[str, Callable[[Any, Callable[[], Tensor]], Tensor | None]] = {
     **dict.fromkeys(
         ("LogitBackward0", "BinaryCrossEntropyBackward0"), lambda node, x: x() - x().square()
     ),
-    "NormBackward1": lambda node, x: node._saved_result if node._saved_p >= 1 else x(),
-    "LinalgVectorNormBackward0": lambda node, x: (
-        node._saved_result if node._saved_ord >= 1 else x()
+    **dict.fromkeys(
+        ("NormBackward1", "LinalgVectorNormBackward0"),
+        lambda node, x: node._saved_result if order_of(node) >= 1 else x(),
     ),
 }
 _INVERSE = {"RsqrtBackward0", "ReciprocalBackward0"}  # the result is the less, the larger it is
@@ -113,7 +113,9 @@ _RESULTS = frozenset(
 # ... or their operand.
 _SOURCES = frozenset(f"{name}Backward0" for name in "Softplus Elu LogSigmoid Erf Erfc".split())
 _ENDS = _RESULTS | _SOURCES
-_ROOTS = {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0"}
+# Whose results are made element by element.
+_ELEMENTS = _PASSED - _OF_MANY | {"SqrtBackward0", "RsqrtBackward0", "ReciprocalBackward0"}
+_BOUNDED = _OF_MANY | _ENDS  # whose results do not cross 0 by themselves
 _PRODUCTS = frozenset(f"{name}Backward0" for name in "Mm Bmm Mv Dot".split())
 _SUMS = {"SumBackward0", "SumBackward1"}
 _NORMS = {"NormBackward1", "LinalgVectorNormBackward0", "SqrtBackward0"}
@@ -156,9 +158,9 @@ def divides(tensor: Tensor, bits: int, path: str | None) -> bool | Intervals:
     if path is not None:
         warnings.warn(
             f"Backward divides by numbers near 0 at {path!r}, and codes are not exact enough "
-            "there, so that the gradient may be wrong in this step, and after the third in the "
-            "up to 15 steps before it. From the next step on, these tensors are kept exact. "
-            "model.actnn.set_choices keeps them from the first",
+            "there, so that the gradient of this step may be wrong. So may those of up to 15 steps "
+            "before it, but for the first three. From the next step on, these tensors are kept "
+            "exact. model.actnn.set_choices keeps them from the first",
             ActNNWarning,
             stacklevel=2,
         )
@@ -284,15 +286,13 @@ def _made_of_ends(node: Any) -> int:
 
 def _is_of_layers(node: Any) -> bool:
     """Whether a node hands on numbers of layers element by element, so that they may cross 0."""
-    left, seen = [(node, _DEPTH)], set[Any]()
-    while left:
-        each, depth = left.pop()
-        if each in seen or each.name() in _ENDS | _OF_MANY or _sequence_of(each) < 0:
-            continue
-        seen.add(each)
-        if each.name() not in _PASSED | _ROOTS or not depth:
+    found = dict.fromkeys(_makers([node], _ELEMENTS))
+    for each in found:
+        if each.name() in _ELEMENTS:
+            if not all(operand in found for operand in _operands_of(each)):
+                return True  # too far away to know
+        elif each.name() not in _BOUNDED and _sequence_of(each) >= 0:
             return True
-        left += [(operand, depth - 1) for operand in _operands_of(each)]
     return False
 
 

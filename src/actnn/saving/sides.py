@@ -118,9 +118,13 @@ _INTERVALS: dict[str, Callable[[Any], tuple[Interval, ...]]] = {
 def compares(node: Any) -> bool:
     """Whether a node compares its operands with bounds, or with each other."""
     name = node.name()
-    if name in _OF_ORDERS:
-        return bool((node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p) == 1)
-    return name in _INTERVALS
+    return name in _INTERVALS and (name not in _OF_ORDERS or order_of(node) == 1)
+
+
+def order_of(node: Any) -> float:
+    """Return the order of a norm or distance that a node has computed."""
+    order = node._saved_ord if hasattr(node, "_saved_ord") else node._saved_p
+    return 2.0 if order is None else float(order)
 
 
 def intervals_of(node: Any) -> Intervals:

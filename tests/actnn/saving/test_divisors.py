@@ -224,6 +224,9 @@ STEEP = {
         x.mul(3).sigmoid(), torch.full_like(x, 0.5), reduction="none"
     ),
     "deviation and mean": lambda x: torch.std_mean(x.unflatten(-1, (-1, 2)), -1)[0],
+    "norm without an order": lambda x: torch.ops.aten.norm.ScalarOpt_dim(
+        x.unflatten(-1, (-1, 2)), None, [-1]
+    ),
     "norm of half an order": lambda x: x.unflatten(-1, (-1, 4)).norm(0.5, -1).sqrt(),
     "Bessel function": torch.special.i1,
     "entropy": lambda x: torch.special.entr(x.square() + 1e-6),

@@ -15,6 +15,7 @@ from actnn.errors import ActNNError
 from actnn.saving.active import in_checkpoint
 from actnn.saving.arguments import Watched
 from actnn.saving.held import counter_of
+from actnn.saving.module_classes import own_class
 from actnn.saving.recompute import buffer_versions
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -46,7 +47,7 @@ def _repeated(module: nn.Module) -> set[type[nn.Module]]:
     """Classes of composite children that occur more than once in a container."""
     if not isinstance(module, _CONTAINERS):
         return set()
-    kinds = Counter(type(child) for child in module.children() if next(child.children(), None))
+    kinds = Counter(own_class(child) for child in module.children() if next(child.children(), None))
     return {kind for kind, count in kinds.items() if count > 1}
 
 
@@ -54,17 +55,17 @@ def _block_classes(module: nn.Module) -> set[type[nn.Module]]:
     """Classes of blocks at or below a module, but not those inside of blocks."""
     found = {kind for kind in _repeated(module) if not issubclass(kind, _CONTAINERS)}
     for child in module.children():
-        if type(child) not in found:
+        if own_class(child) not in found:
             found |= _block_classes(child)
     return found
 
 
 def _holds_blocks(module: nn.Module, classes: set[type[nn.Module]]) -> bool:
     """Whether blocks, or repeated containers, are below a module."""
-    if type(module) in classes:
+    if own_class(module) in classes:
         return False
     return bool(_repeated(module)) or any(
-        type(child) in classes or _holds_blocks(child, classes) for child in module.children()
+        own_class(child) in classes or _holds_blocks(child, classes) for child in module.children()
     )
 
 

@@ -147,6 +147,12 @@ def is_swapped(module: nn.Module, mixin: type[Swapped]) -> bool:
     return mixin in getattr(module, "_actnn_mixins", ())
 
 
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """Return a module's class without those in front of it."""
+    found: type[nn.Module] = getattr(type(module), "_actnn_original", type(module))
+    return found
+
+
 def _parts(module: nn.Module) -> tuple[tuple[type[Swapped], ...], Any]:
     cls: Any = type(module)
     if not isinstance(module, Swapped):

@@ -3,7 +3,9 @@
 import pytest
 from torch import nn
 
+import actnn
 from actnn.errors import ActNNError
+from actnn.planning.blocks import BlockChoice, apply
 from actnn.planning.units import find_units
 
 
@@ -47,6 +49,16 @@ def test_without_blocks_the_children_are_units():
 def test_a_shared_module_is_one_unit():
     block = Block()
     assert paths(nn.Sequential(block, Block(), block)) == ["0", "1"]
+
+
+@pytest.mark.parametrize("model", [Stages(), nn.Sequential(Block(), Block())])
+def test_units_stay_whatever_is_chosen_for_them(model):
+    units = find_units(model)
+    saving = actnn.compress(model).actnn
+    for way in range(len(units)):
+        choices = [BlockChoice("recompute" if way == at else "keep") for at in range(len(units))]
+        apply(saving, units, choices)
+        assert find_units(model) == units
 
 
 def test_a_leaf_has_no_units():

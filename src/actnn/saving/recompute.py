@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -21,8 +22,8 @@ from actnn.saving.module_classes import Swapped, is_swapped, swap, swap_back
 from actnn.saving.records import Choice
 
 # The attribute of a module whose first recomputation was right: 'part', or 'whole' if it must not
-# stop early.
-_CHECKED = "_actnn_recomputed"
+# stop early. The other one counts its runs.
+_CHECKED, _RUNS = "_actnn_recomputed", "_actnn_runs"
 _SAMPLE = 4096  # elements of a result that are compared
 _TOLERANCE = 1e-2  # of their norm
 _FILLS_LATE = "RreluWithNoise"  # saves its noise before it has been drawn
@@ -36,8 +37,9 @@ class _Run:
         module: The module, with the modules in it.
         forward: Its forward.
         places: For each positional argument of the forward, its place in those of a call.
-        check: Whether it is checked that the second run does what the first one did. Both then
-            have the same arguments, of which the second one otherwise gets decoded ones.
+        check: Whether it is checked that the second run does what the first one did.
+        hold: Whether a check holds the arguments, so that both runs have the same. Else there is
+            none where the second run gets decoded ones.
 
     Raises:
         ActNNError: If the forward changes buffers that its result depends on; with the check, also
@@ -46,12 +48,17 @@ class _Run:
     """
 
     def __init__(
-        self, module: nn.Module, forward: Callable[..., Any], places: Sequence[int], check: bool
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        places: Sequence[int],
+        check: bool,
+        hold: bool,
     ) -> None:
         self._module, self._forward, self._places = module, forward, places
-        self._check, self._ran = check, False
+        self._check, self._hold, self._ran = check, hold, False
         self._samples: list[Tensor] = []
-        self._exact: list[tuple[Any, int]] = []  # arguments of the first run, and versions
+        self._arguments: list[_Argument] = []  # of the first run
         self._whole = False
 
     def __call__(self, *distinct: Any, **named: Any) -> Any:
@@ -85,17 +92,18 @@ class _Run:
                     "take random numbers of torch alone", "draws those of Python or numpy"
                 )
             self._samples = _samples_of(result)
-            self._exact = [(each, _version_of(each)) for each in distinct]
+            self._arguments = [_Argument(each, self._hold) for each in distinct]
             self._whole = _fills_late(result)
         return result
 
     def _first_of(self, distinct: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the first run; if they have changed since, those of this one."""
-        exact, self._exact = self._exact, []
-        if any(_version_of(each) != version for each, version in exact):
-            self._samples = []  # another step compares
-            return distinct
-        return tuple(each for each, _ in exact)
+        """Return the arguments of the first run; if they are no more, those of this one."""
+        first, self._arguments = self._arguments, []
+        found = tuple(each.held_or(now) for each, now in zip(first, distinct, strict=True))
+        if all(each.is_still(now) for each, now in zip(first, found, strict=True)):
+            return found
+        self._samples = []  # another step compares
+        return distinct
 
     def _compare(self, result: Any) -> None:
         """Compare the second result with the first one, once."""
@@ -117,8 +125,31 @@ class _Run:
         )
 
 
-def _version_of(argument: Any) -> int:
-    return argument._version if isinstance(argument, Tensor) else 0
+class _Argument:
+    """An argument of a run, by which it is known again."""
+
+    def __init__(self, value: Any, hold: bool) -> None:
+        self._held = (value,) if hold else ()
+        self._version = value._version if isinstance(value, Tensor) else 0
+        self._place, self._storage = 0, None
+        if not hold and type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided:
+            self._place, self._storage = value.data_ptr(), StorageWeakRef(value.untyped_storage())
+
+    def held_or(self, value: Any) -> Any:
+        """Return it if it is held, else a value."""
+        return self._held[0] if self._held else value
+
+    def is_still(self, value: Any) -> bool:
+        """Whether a value is this argument, with what it had then."""
+        if not isinstance(value, Tensor):
+            return True
+        if value._version != self._version:
+            return False
+        if self._held:
+            return True
+        # another tensor may have come to its place, but not to its storage
+        kept = self._storage is not None and not self._storage.expired()
+        return kept and value.data_ptr() == self._place
 
 
 def _random_states() -> tuple[object, ...]:
@@ -204,7 +235,8 @@ def _with_statistics(module: nn.Module) -> list[nn.Module]:
 def rerun(module: nn.Module, forward: Callable[..., Any], arguments: Any, named: Any) -> Any:
     """Run a module's forward, and once more in backward, as torch.utils.checkpoint does.
 
-    The first time it is checked that both runs do the same.
+    In the first, second, fourth, eighth run and so on it is checked that both do the same. After
+    the first that is only where the arguments are kept as they are, so that no memory is needed.
 
     Raises:
         ActNNError: If the forward changes buffers that its result depends on, or is found to do
@@ -216,8 +248,11 @@ def rerun(module: nn.Module, forward: Callable[..., Any], arguments: Any, named:
     order = list(distinct)
     places = [order.index(id(each)) for each in arguments]
     checked = vars(module).get(_CHECKED, "")
-    check = not (checked or torch.compiler.is_compiling() or _is_captured())
-    run = _Run(module, forward, places, check)
+    check = False
+    if not torch.compiler.is_compiling():
+        runs = vars(module)[_RUNS] = vars(module).get(_RUNS, 0) + 1
+        check = (not checked or runs & (runs - 1) == 0) and not _is_captured()
+    run = _Run(module, forward, places, check, hold=not checked)
     if checked != "whole" and not check:
         return checkpoint(run, *distinct.values(), use_reentrant=False, **named)
     # Else it stops early when it has what backward needs, which may not be filled by then.

@@ -174,6 +174,29 @@ def test_a_choice_by_hand_is_checked_in_its_first_step(kind):
     assert gradients(model, x).isfinite().all()
 
 
+class Late(Counter):
+    """Alternates from its 40th call on."""
+
+    def changed(self, x):
+        self.calls += 1
+        return x * (1 if self.calls < 40 else 1 + self.calls % 2)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_module_that_does_something_else_later_is_found(bits):
+    torch.manual_seed(0)
+    model, x = Net(Late), torch.randn(256, 64)
+    actnn.compress(model, bits=32, min_bytes=0)
+    model.actnn.set_choices({"blocks.1": actnn.Choice("recompute", bits)})
+    for _ in range(31):  # other results from the 20th step on
+        gradients(model, x)
+    if bits is None:
+        with pytest.raises(actnn.ActNNError, match="same result when its forward runs again"):
+            gradients(model, x)
+    else:  # the second run gets decoded codes: nothing can be compared
+        gradients(model, x)
+
+
 def test_a_choice_by_hand_that_ends_in_late_noise_is_right():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.RReLU()), nn.Linear(8, 8))

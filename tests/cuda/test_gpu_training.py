@@ -229,8 +229,9 @@ def test_memory_kept_for_backward():
     _, gpu = pair(64, 256)
     T, N, H = 100, 32, 256
     x = torch.randn(T, N, 64, device="cuda", requires_grad=True)
-    output = gpu(x)
-    del output
+    for _ in range(3):  # what a call makes for those after it is there
+        output = gpu(x)
+        del output
     # what other tests have left for the collector is not freed between the two measurements
     gc.collect()
     torch.cuda.synchronize()

@@ -150,7 +150,7 @@ OUTSIDE = {
 
 # Lines of src and cpp. A change that removes lowers the figure; a new capability raises it, and
 # its commit says by how much.
-MOST_LINES = 107_732
+MOST_LINES = 107_774
 
 # How many files and folders inside a folder stand above each other.
 MOST_FLOORS = 7

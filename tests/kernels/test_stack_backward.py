@@ -109,7 +109,7 @@ def test_the_bits_of_the_general_way(monkeypatch, ran, variant, options, config)
 @pytest.mark.usefixtures("cheap_threads")
 @pytest.mark.parametrize("options", STACKS)
 def test_any_number_of_threads(options):
-    gru, x = training(hidden_size=70, **options), torch.randn(40, 30, C)
+    gru, x = training(hidden_size=70, **options), torch.randn(16, 30, C)
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)

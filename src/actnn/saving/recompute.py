@@ -129,7 +129,7 @@ class _Argument:
     """An argument of a run, by which it is known again."""
 
     def __init__(self, value: Any, hold: bool) -> None:
-        self._held = (value,) if hold else ()
+        self._held = value if hold else None
         self._version = value._version if isinstance(value, Tensor) else 0
         self._place, self._storage = 0, None
         if not hold and type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided:
@@ -137,19 +137,19 @@ class _Argument:
 
     def held_or(self, value: Any) -> Any:
         """Return it if it is held, else a value."""
-        return self._held[0] if self._held else value
+        return value if self._held is None else self._held
 
     def is_still(self, value: Any) -> bool:
         """Whether a value is this argument, with what it had then."""
         if not isinstance(value, Tensor):
             return True
-        if value._version != self._version:
-            return False
-        if self._held:
-            return True
+        return self._is_here(value) and value._version == self._version
+
+    def _is_here(self, x: Tensor) -> bool:
+        if self._storage is None:
+            return x is self._held
         # another tensor may have come to its place, but not to its storage
-        kept = self._storage is not None and not self._storage.expired()
-        return kept and value.data_ptr() == self._place
+        return not self._storage.expired() and x.data_ptr() == self._place
 
 
 def _random_states() -> tuple[object, ...]:
@@ -236,7 +236,7 @@ def rerun(module: nn.Module, forward: Callable[..., Any], arguments: Any, named:
     """Run a module's forward, and once more in backward, as torch.utils.checkpoint does.
 
     In the first, second, fourth, eighth run and so on it is checked that both do the same. After
-    the first that is only where the arguments are kept as they are, so that no memory is needed.
+    the first that is only where the arguments are kept as they are: no check holds them then.
 
     Raises:
         ActNNError: If the forward changes buffers that its result depends on, or is found to do
